@@ -1,0 +1,168 @@
+"""Waiting for results: one pub/sub connection per process, however many steps are awaited.
+
+A message only says that a result is there; the result itself is a key. So a lost message costs time, never a result:
+everybody who waits also looks every few seconds, and after each reconnect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections import OrderedDict
+from types import TracebackType
+from typing import Self
+
+from redis import exceptions as redis_errors
+from redis.asyncio.connection import AbstractConnection
+
+from sandbox_queue import jobs, keys, limits
+from sandbox_queue.broker import Broker
+from sandbox_queue.errors import ResultExpired, StepNotFound
+from sandbox_queue.models import StepResult
+from sandbox_queue.wire import persist
+
+log = logging.getLogger("sandbox_queue.results")
+
+IDLE_CHANNELS = 1024  # sandboxes nobody waits for at the moment whose channel is kept: most will be waited for again
+
+
+class _Channel:
+    """What is known of one sandbox's `done` channel."""
+
+    __slots__ = ("subscribed", "waiting")
+
+    def __init__(self) -> None:
+        self.subscribed = asyncio.Event()  # Redis has confirmed it, on the connection that is open now
+        self.waiting: dict[int, set[asyncio.Event]] = {}  # step number -> those who want to know
+
+
+class Results:
+    """`async with Results(broker) as results: await results.wait(sandbox, seq, step_id)`."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._channels: OrderedDict[str, _Channel] = OrderedDict()
+        self._connection: AbstractConnection | None = None
+        self._wanted = asyncio.Event()  # somebody waits: the connection is opened when first needed
+        self._tasks = asyncio.TaskGroup()
+        self._listener: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        self._listener = self._tasks.create_task(self._listen(), name="results")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._listener is not None:
+            self._listener.cancel()
+        await self._tasks.__aexit__(kind, error, trace)
+
+    async def wait(self, sandbox: str, seq: int, step_id: str) -> StepResult:
+        """The result of a step, as soon as it is there.
+
+        Raises:
+            ResultExpired: it has ended, and its result is no longer kept.
+            StepNotFound: there never was such a step.
+            BrokerUnavailable: the broker was away for longer than `outage_patience`.
+        """
+        name = keys.DONE.of(sandbox)
+        channel = self._channels.setdefault(name, _Channel())
+        self._channels.move_to_end(name)
+        told = asyncio.Event()
+        channel.waiting.setdefault(seq, set()).add(told)
+        try:
+            await self._subscribe(name, channel)
+            # Only now: a result that came before the subscription is found by this look, a later one by its message.
+            while (result := await self.peek(sandbox, seq, step_id)) is None:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(limits.LOOK_EVERY):
+                        await told.wait()
+                told.clear()
+            return result
+        finally:
+            channel.waiting[seq].discard(told)
+            if not channel.waiting[seq]:
+                del channel.waiting[seq]
+            await self._forget_idle()
+
+    async def peek(self, sandbox: str, seq: int, step_id: str) -> StepResult | None:
+        """The result if it is there, None while the step is queued or running. Raises as `wait` does."""
+        # GETRANGE, not GET: a sandbox can write as much as it likes, and we read as much as we like.
+        look = (
+            ("GETRANGE", keys.RESULT.of(sandbox, seq), 0, limits.RESULT_WIRE_MAX - 1),
+            ("EXISTS", keys.JOB.of(sandbox, seq), keys.IN_PROGRESS.of(sandbox, seq)),
+        )
+        record, alive = await persist(
+            lambda: self._broker.wire.transaction(*look),
+            patience=self._broker.settings.outage_patience,
+            doing=f"looking for the result of step {step_id} of sandbox {sandbox}",
+        )
+        if record:
+            return jobs.decode_result(record, sandbox, step_id)
+        if alive:
+            return None
+        last = await self._broker.wire.one("HGET", keys.SEQUENCE.of(sandbox), "seq")
+        if last is not None and int(last) >= seq:
+            raise ResultExpired(
+                sandbox, step_id, f"its result is no longer kept (results stay for {self._broker.settings.result_ttl:g} s)"
+            )
+        raise StepNotFound(sandbox, step_id, "Redis knows of no such step (or was restarted without persistence)")
+
+    async def _subscribe(self, name: str, channel: _Channel) -> None:
+        if channel.subscribed.is_set():
+            return
+        self._wanted.set()
+        if self._connection is not None:
+            with contextlib.suppress(redis_errors.RedisError, OSError):  # the listener sees the same, and subscribes anew
+                await self._connection.send_command("SUBSCRIBE", name, check_health=False)
+        # No longer than a look's time: without the broker it is `peek` that decides how much patience there is.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limits.LOOK_EVERY):
+                await channel.subscribed.wait()
+
+    async def _forget_idle(self) -> None:
+        idle = len(self._channels) - IDLE_CHANNELS
+        for name in [name for name, channel in self._channels.items() if not channel.waiting][: max(idle, 0)]:
+            del self._channels[name]
+            if self._connection is not None:
+                with contextlib.suppress(redis_errors.RedisError, OSError):
+                    await self._connection.send_command("UNSUBSCRIBE", name, check_health=False)
+
+    async def _listen(self) -> None:
+        """Keep one subscribed connection open, for as long as anybody has ever waited."""
+        await self._wanted.wait()
+        while True:
+            connection = self._broker.address.connection()
+            try:
+                await connection.connect()
+                self._connection = connection
+                if self._channels:
+                    await connection.send_command("SUBSCRIBE", *self._channels, check_health=False)
+                while True:
+                    self._receive(await connection.read_response(disable_decoding=True))
+            except (redis_errors.RedisError, OSError) as error:
+                log.debug("the connection that waits for results broke: %s", error)
+            finally:
+                self._connection = None
+                for channel in self._channels.values():
+                    channel.subscribed.clear()
+                await connection.disconnect(nowait=True)
+            await asyncio.sleep(random.uniform(0.05, 0.25))
+
+    def _receive(self, message: list[bytes]) -> None:
+        kind, name, value = message
+        channel = self._channels.get(name.decode("utf-8", "replace"))
+        if channel is None:
+            return
+        if kind == b"subscribe":
+            channel.subscribed.set()
+            everybody = [event for events in channel.waiting.values() for event in events]
+            for event in everybody:  # what happened while nobody listened
+                event.set()
+        elif kind == b"message" and value.isdigit() and len(value) <= keys.SEQ_DIGITS:
+            for event in channel.waiting.get(int(value), ()):
+                event.set()

@@ -1,0 +1,329 @@
+"""The worker's side of the queue: claim the head, hand it to a handler, finish it, claim the next.
+
+A sandbox's Redis user may not run scripts, so these are plain commands in transactions, each of which may be repeated
+after a lost reply. What they rest on:
+
+- A claim is `SET in-progress <incarnation> NX GET`. Nothing came back: it is ours. Our own incarnation came back: ours,
+  and the reply got lost. Another's: a former worker started it; it is `lost`, and never run again.
+- A result is `SET … NX`: the first writer wins, be it a worker or whoever declares the step lost.
+- Finish of a step, claim of the next and a look at what follows are one transaction: one round trip per step.
+- Hints carry no id. They only say "look", so a lost one costs a few seconds and no order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from sandbox_queue import jobs, keys, limits
+from sandbox_queue.errors import BrokerUnavailable, InvalidStep
+from sandbox_queue.models import Shutdown, Step, StepResult
+from sandbox_queue.stream import EventWriter, StepOutput
+from sandbox_queue.wire import Command, Wire, persist
+
+log = logging.getLogger("sandbox_queue.worker")
+
+STOP_PATIENCE = 5.0  # for delivering the last result when the worker itself is told to stop
+
+
+@dataclass(eq=False, slots=True)
+class Claim:
+    """A job at the head of the queue that we have tried to claim."""
+
+    job: str
+    suffix: str  # what follows "<sandbox>:" in the job's id, normally the padded number
+    owner: str  # the incarnation that has it: ours, or that of a worker before or beside us
+    payload: bytes | None  # None: it expired in the queue, or was cancelled between our look and our claim
+    at_ms: int = field(default_factory=jobs.now_ms)
+
+
+@dataclass(eq=False, slots=True)
+class Running:
+    """A step under way, as its handler sees it. When the handler is cancelled, `grace` says how gently to end it."""
+
+    step: Step
+    step_id: str
+    output: StepOutput
+    grace: float | None = None
+    task: asyncio.Task[StepResult] | None = None
+
+
+Handler = Callable[[Running], Awaitable[StepResult]]
+
+
+class Loop:
+    """Consumes one sandbox's queue until a shutdown step, or until cancelled.
+
+    `wire` and `waiting` are two connections to the same broker: the second one blocks.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        waiting: Wire,
+        sandbox: str,
+        handler: Handler,
+        *,
+        concurrency: int = 1,
+        result_ttl: float = limits.RESULT_TTL,
+        heartbeat_every: float = limits.HEARTBEAT_EVERY,
+        heartbeat_ttl: float = limits.HEARTBEAT_TTL,
+        patience: float = limits.OUTAGE_MAX,
+    ) -> None:
+        self.incarnation = uuid.uuid4().hex
+        self._wire = wire
+        self._waiting = waiting
+        self._sandbox = sandbox
+        self._queue = keys.QUEUE.of(sandbox)
+        self._handler = handler
+        self._lanes = concurrency
+        self._result_ttl = result_ttl
+        self._heartbeat_every = heartbeat_every
+        self._heartbeat_ttl = heartbeat_ttl
+        self._patience = patience
+        self._hint = asyncio.Event()  # something may have changed: look at the queue
+        self._taken: dict[str, Running | None] = {}  # jobs that a lane is busy with; the step once it runs
+        self._closing = False  # a shutdown step was claimed: nothing after it is
+        self._others: dict[str, float] = {}  # incarnation of another worker -> when its heartbeat was last seen
+
+    async def run(self) -> None:
+        """Work until a shutdown step has been finished.
+
+        Cancelling ends the running step, delivers its result within a bound, and claims nothing more.
+
+        Raises:
+            BrokerUnavailable: the broker stayed away for longer than `patience`.
+        """
+        async with EventWriter(self._wire, self._sandbox, patience=self._patience) as writer:
+            await self._beat()
+            async with asyncio.TaskGroup() as tasks:
+                helpers = [tasks.create_task(self._heartbeat()), tasks.create_task(self._listen())]
+                try:
+                    async with asyncio.TaskGroup() as lanes:
+                        for _ in range(self._lanes):
+                            lanes.create_task(self._lane(writer))
+                finally:
+                    for helper in helpers:
+                        helper.cancel()
+        with contextlib.suppress(Exception):  # a courtesy, it expires by itself; and we are leaving
+            await self._wire.one("DEL", keys.HEARTBEAT.of(self._sandbox))
+
+    async def _lane(self, writer: EventWriter) -> None:
+        """One step after the other. Several lanes take from the same queue, each the first job that none has."""
+        ahead = await self._look()
+        claim: Claim | None = None
+        while True:
+            job = self._free(ahead)
+            if claim is None and job is not None:
+                self._taken[job] = None
+                claim, ahead = await self._claim(job)
+            if claim is None:
+                if self._closing:
+                    return
+                await self._hint.wait()
+                self._hint.clear()
+                ahead = await self._look()
+            elif claim.owner == self.incarnation or not self._is_alive(claim.owner):
+                claim, ahead = await self._process(claim, ahead, writer)
+            else:  # another worker is at it; the head is the head, so we wait
+                del self._taken[claim.job]
+                claim = None
+                await asyncio.sleep(self._heartbeat_every)
+                ahead = await self._look()
+
+    async def _process(self, claim: Claim, ahead: list[str], writer: EventWriter) -> tuple[Claim | None, list[str]]:
+        """Bring one claimed job to its one result, and claim the next in the same breath."""
+        interrupted: asyncio.CancelledError | None = None
+        output: StepOutput | None = None
+        step_id = keys.default_step_id(claim.suffix)
+        started = time.monotonic()
+        try:
+            if claim.owner != self.incarnation:
+                result = StepResult(cause="lost", error="the worker that started it is gone; it is not run again")
+            elif claim.payload is None:
+                result = StepResult(cause="lost", error="it expired in the queue before it was started; enqueue it again")
+            else:
+                step = jobs.decode_job(claim.payload)
+                step_id = step.step_id or step_id
+                output = StepOutput(writer, step_id)
+                running = Running(step, step_id, output)
+                self._taken[claim.job] = running
+                result, interrupted = await self._handle(running, claim.job)
+        except InvalidStep as error:
+            result = StepResult(cause="rejected", error=str(error))
+        duration = result.duration or time.monotonic() - started
+        result = msgspec.structs.replace(result, step_id=step_id, sandbox_id=self._sandbox, duration=duration)
+        following = None if self._closing or interrupted else self._free(ahead)
+        if following is not None:
+            self._taken[following] = None
+        patience = STOP_PATIENCE if interrupted else self._patience
+        answer = await persist(
+            lambda: self._finish(claim, result, output, following), patience=patience, doing="delivering a result"
+        )
+        del self._taken[claim.job]
+        if interrupted is not None:
+            raise interrupted
+        self._hint.set()  # other lanes may have room for what this one saw
+        return answer
+
+    async def _handle(self, running: Running, job: str) -> tuple[StepResult, asyncio.CancelledError | None]:
+        """Call the handler; returns how it ended, and whether we ourselves were cancelled meanwhile."""
+        if isinstance(running.step, Shutdown):
+            self._closing = True
+            while set(self._taken) != {job}:
+                await self._hint.wait()
+                self._hint.clear()
+            return StepResult(cause="exit", exit_code=0), None
+        interrupted = None
+        task = running.task = asyncio.ensure_future(self._handler(running))
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:  # the worker is to stop: the step ends first, and its result is delivered
+            interrupted = error
+            task.cancel()
+            await asyncio.wait([task])
+        if task.cancelled():
+            return StepResult(cause="cancelled", error="cancelled while it ran"), interrupted
+        if (failure := task.exception()) is not None:
+            log.error("the handler failed", exc_info=failure, extra={"sandbox": self._sandbox, "step": running.step_id})
+            message = f"the worker failed: {type(failure).__name__}: {failure}"
+            return StepResult(cause="infra", error=message[: limits.FAILURE_TAIL]), interrupted
+        return task.result(), interrupted
+
+    # --- the queue: each of these may be repeated after a lost reply
+
+    async def _look(self) -> list[str]:
+        (ahead,) = await self._transact("looking at the queue", self._look_command())
+        return _names(ahead)
+
+    async def _claim(self, job: str) -> tuple[Claim | None, list[str]]:
+        suffix = self._suffix(job)
+        if suffix is None:
+            log.error("job %s is not of this sandbox: removed", job, extra={"sandbox": self._sandbox})
+            _, ahead = await self._transact("removing a job", ("ZREM", self._queue, job), self._look_command())
+            del self._taken[job]
+            return None, _names(ahead)
+        commands = (*self._claim_commands(suffix), self._look_command())
+        owner, payload, ahead = await self._transact("claiming a step", *commands)
+        return self._claimed(job, suffix, owner, payload), _names(ahead)
+
+    async def _finish(
+        self, claim: Claim, result: StepResult, output: StepOutput | None, following: str | None
+    ) -> tuple[Claim | None, list[str]]:
+        events: list[Command] = []
+        if output is not None:
+            events = await output.close()
+            result = msgspec.structs.replace(
+                result,
+                stdout_size=output.sizes["stdout"],
+                stderr_size=output.sizes["stderr"],
+                first_event_id=output.first_event_id,
+                last_event_id=output.last_event_id,
+            )
+        suffix = self._suffix(following) if following is not None else None
+        record = jobs.encode_result(claim.job, self._queue, result, claim.at_ms)
+        replies = await self._wire.transaction(
+            *events,
+            ("SET", keys.RESULT.for_suffix(self._sandbox, claim.suffix), record, "NX", "PX", round(self._result_ttl * 1000)),
+            ("PUBLISH", keys.DONE.of(self._sandbox), keys.default_step_id(claim.suffix)),
+            ("ZREM", self._queue, claim.job),
+            ("DEL", keys.JOB.for_suffix(self._sandbox, claim.suffix)),
+            ("DEL", keys.IN_PROGRESS.for_suffix(self._sandbox, claim.suffix)),
+            *(self._claim_commands(suffix) if suffix is not None else ()),
+            self._look_command(),
+        )
+        ahead = _names(replies[-1])
+        if following is None:
+            return None, ahead
+        if suffix is None:
+            return await self._claim(following)
+        return self._claimed(following, suffix, replies[-3], replies[-2]), ahead
+
+    def _claim_commands(self, suffix: str) -> tuple[Command, Command]:
+        lifetime_ms = round(limits.QUEUED_TTL * 1000)  # as the job's own: with a shorter claim it could run twice
+        return (
+            ("SET", keys.IN_PROGRESS.for_suffix(self._sandbox, suffix), self.incarnation, "NX", "GET", "PX", lifetime_ms),
+            ("GET", keys.JOB.for_suffix(self._sandbox, suffix)),
+        )
+
+    def _claimed(self, job: str, suffix: str, owner: bytes | None, payload: bytes | None) -> Claim:
+        return Claim(job, suffix, self.incarnation if owner is None else owner.decode("utf-8", "replace"), payload)
+
+    def _look_command(self) -> Command:
+        return ("ZRANGE", self._queue, 0, self._lanes)  # those that the lanes may have, and one more
+
+    def _free(self, ahead: list[str]) -> str | None:
+        """The first job that no lane is busy with."""
+        return None if self._closing else next((job for job in ahead if job not in self._taken), None)
+
+    def _suffix(self, job: str) -> str | None:
+        """What follows our prefix in a job's id; None if it is not ours, and then we may not even read it."""
+        prefix = f"{self._sandbox}:"
+        return job[len(prefix) :] or None if job.startswith(prefix) else None
+
+    async def _transact(self, doing: str, *commands: Command) -> list[Any]:
+        return await persist(lambda: self._wire.transaction(*commands), patience=self._patience, doing=doing)
+
+    # --- liveness and hints
+
+    async def _listen(self) -> None:
+        """Wait for hints. Without one, look every few seconds: stock arq clients give none, and one may get lost."""
+        wake = keys.WAKE.of(self._sandbox)
+        while True:
+            try:
+                await persist(
+                    lambda: self._waiting.one("BLPOP", wake, limits.LOOK_EVERY), patience=self._patience, doing="waiting for hints"
+                )
+                await self._cancel_what_was_asked()
+            except BrokerUnavailable:
+                if not self._taken:
+                    raise
+            self._hint.set()
+
+    async def _cancel_what_was_asked(self) -> None:
+        running = {keys.default_step_id(self._suffix(job) or ""): it for job, it in self._taken.items() if it and it.task}
+        if not running:
+            return
+        (graces,) = await self._transact("asking what is cancelled", ("HMGET", keys.CANCEL.of(self._sandbox), *running))
+        for it, grace in zip(running.values(), graces, strict=True):
+            if grace is not None and it.grace is None and it.task is not None:
+                it.grace = _grace(grace)
+                it.task.cancel()
+
+    async def _heartbeat(self) -> None:
+        while True:
+            await asyncio.sleep(self._heartbeat_every)
+            await self._beat()
+
+    async def _beat(self) -> None:
+        """Say that we are alive, and learn in the same command whether another worker said so since."""
+        beat = jobs.dumps(
+            {"incarnation": self.incarnation, "steps": [it.step_id for it in self._taken.values() if it], "at": jobs.now_ms()}
+        )
+        command = ("SET", keys.HEARTBEAT.of(self._sandbox), beat, "PX", round(self._heartbeat_ttl * 1000), "GET")
+        before = await persist(lambda: self._wire.one(*command), patience=self._patience, doing="the heartbeat")
+        with contextlib.suppress(msgspec.DecodeError, AttributeError):
+            if before is not None and (other := jobs.loads(before).get("incarnation")) != self.incarnation:
+                self._others = {str(other): time.monotonic()}
+
+    def _is_alive(self, incarnation: str) -> bool:
+        seen = self._others.get(incarnation)
+        return seen is not None and time.monotonic() - seen < self._heartbeat_ttl
+
+
+def _names(reply: list[bytes]) -> list[str]:
+    return [name.decode("utf-8", "replace") for name in reply]
+
+
+def _grace(text: bytes) -> float:
+    with contextlib.suppress(ValueError):
+        return min(max(float(text), 0.0), limits.HOUR)
+    return 0.0

@@ -90,6 +90,8 @@ class Address:
             "password": self.password,
             "socket_connect_timeout": self._timeout,
             "client_name": CLIENT_NAME,
+            "lib_name": None,  # CLIENT SETINFO came with 7.2: an ACL that names it is an error before
+            "lib_version": None,
             "parser_class": BoundedParser,
             "socket_read_size": 256 * 1024,
         }

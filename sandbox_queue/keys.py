@@ -67,7 +67,7 @@ ACL: Final = Key("acl", "control:{s}:acl", "string", "SHA-256 of the sandbox's p
 TABLE: Final = (JOB, QUEUE, IN_PROGRESS, RESULT, WAKE, CANCEL, EVENTS, HEARTBEAT, DONE, INPUT, SEQUENCE, STEPS, SENT, ACL)
 
 # What redis-py needs to open a connection, and what frames a transaction. None of these touches a key.
-CONNECTION_COMMANDS: Final = ("auth", "hello", "ping", "select", "client|setinfo", "client|setname", "multi", "exec", "discard")
+CONNECTION_COMMANDS: Final = ("auth", "hello", "ping", "select", "client|setname", "multi", "exec", "discard")
 
 
 def acl_user(sandbox: str) -> str:

@@ -125,8 +125,10 @@ class Results:
                 await channel.subscribed.wait()
 
     async def _forget_idle(self) -> None:
-        idle = len(self._channels) - IDLE_CHANNELS
-        for name in [name for name, channel in self._channels.items() if not channel.waiting][: max(idle, 0)]:
+        excess = len(self._channels) - IDLE_CHANNELS
+        if excess <= 0:
+            return
+        for name in [name for name, channel in self._channels.items() if not channel.waiting][:excess]:
             del self._channels[name]
             if self._connection is not None:
                 with contextlib.suppress(redis_errors.RedisError, OSError):

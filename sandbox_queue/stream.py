@@ -78,8 +78,6 @@ class EventWriter:
         self._work = asyncio.Event()  # _waiting is not empty
         self._room = asyncio.Event()  # _buffered is below the bound
         self._room.set()
-        self._idle = asyncio.Event()  # all that was put has been acknowledged
-        self._idle.set()
         self._tasks = asyncio.TaskGroup()
         self._pump_task: asyncio.Task[None] | None = None
 
@@ -108,19 +106,15 @@ class EventWriter:
             last.size += chunk.size
         else:
             self._waiting.append(chunk)
+            chunk.owner.sending(+1)
         self._buffered += chunk.size
         if self._buffered >= limits.WRITER_BUFFER:
             self._room.clear()
         self._work.set()
-        self._idle.clear()
 
     async def room(self) -> None:
         """Wait until there is room for more."""
         await self._room.wait()
-
-    async def drain(self) -> None:
-        """Wait until Redis has acknowledged everything that was put."""
-        await self._idle.wait()
 
     def entry(self, chunk: _Chunk) -> Command:
         """The XADD of one entry. No id of our own: one at the highest id would block the stream for ever."""
@@ -151,8 +145,6 @@ class EventWriter:
             batch, self._waiting, self._buffered = self._waiting, deque(), 0
             self._room.set()
             await self._send(batch)
-            if not self._waiting:
-                self._idle.set()
 
     async def _send(self, batch: deque[_Chunk]) -> None:
         commands = [self.entry(chunk) for chunk in batch]
@@ -173,6 +165,7 @@ class EventWriter:
                 self._kept_bytes += chunk.size + ENTRY_OVERHEAD
             else:  # somebody in the sandbox broke its own stream; the reader sees a Gap, from the sizes in the result
                 log.error("an event was refused: %s", reply)
+            chunk.owner.sending(-1)
         while len(self._kept) > self._maxlen:
             self._kept_bytes -= self._kept.popleft()[1]
 
@@ -186,6 +179,9 @@ class StepOutput:
         self.first_event_id: str | None = None
         self.last_event_id: str | None = None
         self._writer = writer
+        self._unacknowledged = 0  # chunks
+        self._delivered = asyncio.Event()
+        self._delivered.set()
         # The announcement waits for company: it goes with the first output, with the end, or after a moment, so that
         # a short silent step costs no round trip of its own.
         self._announcement: _Chunk | None = _Chunk(self, "started", 0, b"")
@@ -204,12 +200,18 @@ class StepOutput:
     async def close(self) -> list[Command]:
         """Wait until all of it is in Redis; returns what is to be sent along with the step's result."""
         self._timer.cancel()
-        if self._announcement is None:
-            await self._writer.drain()
+        await self._delivered.wait()
         chunks = [self._announcement] if self._announcement else []
         self._announcement = None
         chunks.append(_Chunk(self, "ended", 0, b""))
         return [*(self._writer.entry(chunk) for chunk in chunks), *self._writer.upkeep()]
+
+    def sending(self, change: int) -> None:
+        self._unacknowledged += change
+        if self._unacknowledged:
+            self._delivered.clear()
+        else:
+            self._delivered.set()
 
     def acknowledged(self, entry_id: bytes) -> None:
         self.last_event_id = entry_id.decode("ascii")

@@ -25,7 +25,7 @@ from redis._parsers import _AsyncHiredisParser
 from redis.asyncio.connection import AbstractConnection
 
 from sandbox_queue import limits
-from sandbox_queue.errors import BrokerUnavailable
+from sandbox_queue.errors import BrokerDenied, BrokerError, BrokerUnavailable
 
 log = logging.getLogger("sandbox_queue.wire")
 
@@ -80,23 +80,20 @@ class Wire:
         # Calls whose replies are still to come, in the order in which they were written.
         self._expected: deque[tuple[int, asyncio.Future[list[Any]]]] = deque()
         self._reading = asyncio.Event()
-        self._tasks = asyncio.TaskGroup()
+        # Not a TaskGroup: a wire may live in an async generator, where a group's cancel scope must not span a yield.
         self._reader: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        await self._tasks.__aenter__()
-        self._reader = self._tasks.create_task(self._read(), name="wire-reader")
+        self._reader = asyncio.get_running_loop().create_task(self._read(), name="wire-reader")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._drop(ConnectionLost("closed"))
         if self._reader is not None:
             self._reader.cancel()
-        try:
-            await self._tasks.__aexit__(kind, error, trace)
-        finally:
-            await self._drop(ConnectionLost("closed"))
+            await asyncio.wait([self._reader])
 
     async def connect(self) -> None:
         """Connect now rather than at the first call.
@@ -174,6 +171,9 @@ class Wire:
                 await self._drop(ReplyTooLarge(str(error)), connection)
             except (redis_errors.RedisError, OSError) as error:
                 await self._drop(ConnectionLost(str(error)), connection)
+            except Exception as error:  # this loop must live: everybody's replies come through it
+                log.exception("reading from the broker failed")
+                await self._drop(ConnectionLost(repr(error)), connection)
 
     async def _drop(self, why: ConnectionLost, connection: AbstractConnection | None = None) -> None:
         """Forget the connection and tell everybody who waits for a reply from it."""
@@ -203,6 +203,7 @@ async def persist(what: Callable[[], Awaitable[T]], *, patience: float, doing: s
 
     Raises:
         BrokerUnavailable: it did not within `patience` seconds.
+        BrokerDenied, BrokerError: it will not, ever.
     """
     started = time.monotonic()
     for attempt in range(10**9):
@@ -212,7 +213,8 @@ async def persist(what: Callable[[], Awaitable[T]], *, patience: float, doing: s
             raise
         except (ConnectionLost, redis_errors.ResponseError) as error:
             if not is_transient(error):
-                raise
+                refused = BrokerDenied if isinstance(error, redis_errors.NoPermissionError) else BrokerError
+                raise refused(f"{doing} was refused: {error}") from error
             outage = time.monotonic() - started
             if outage > patience:
                 raise BrokerUnavailable(f"{doing} failed for {outage:.0f} s, last with: {error}") from error

@@ -131,7 +131,7 @@ class Loop:
                 await self._hint.wait()
                 self._hint.clear()
                 ahead = await self._look()
-            elif claim.owner == self.incarnation or not self._is_alive(claim.owner):
+            elif claim.owner == self.incarnation or not await self._is_alive(claim.owner):
                 claim, ahead = await self._process(claim, ahead, writer)
             else:  # another worker is at it; the head is the head, so we wait
                 del self._taken[claim.job]
@@ -161,17 +161,18 @@ class Loop:
             result = StepResult(cause="rejected", error=str(error))
         duration = result.duration or time.monotonic() - started
         result = msgspec.structs.replace(result, step_id=step_id, sandbox_id=self._sandbox, duration=duration)
-        following = None if self._closing or interrupted else self._free(ahead)
+        following = None if interrupted else self._free(ahead)
         if following is not None:
             self._taken[following] = None
-        patience = STOP_PATIENCE if interrupted else self._patience
-        answer = await persist(
-            lambda: self._finish(claim, result, output, following), patience=patience, doing="delivering a result"
-        )
-        del self._taken[claim.job]
         if interrupted is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_PATIENCE):
+                    await self._finish(claim, result, output, None)
             raise interrupted
-        self._hint.set()  # other lanes may have room for what this one saw
+        answer = await self._finish(claim, result, output, following)
+        del self._taken[claim.job]
+        if self._lanes > 1:
+            self._hint.set()  # another lane may have room for what this one saw
         return answer
 
     async def _handle(self, running: Running, job: str) -> tuple[StepResult, asyncio.CancelledError | None]:
@@ -230,7 +231,8 @@ class Loop:
             )
         suffix = self._suffix(following) if following is not None else None
         record = jobs.encode_result(claim.job, self._queue, result, claim.at_ms)
-        replies = await self._wire.transaction(
+        replies = await self._transact(
+            "delivering a result",
             *events,
             ("SET", keys.RESULT.for_suffix(self._sandbox, claim.suffix), record, "NX", "PX", round(self._result_ttl * 1000)),
             ("PUBLISH", keys.DONE.of(self._sandbox), keys.default_step_id(claim.suffix)),
@@ -312,9 +314,11 @@ class Loop:
         before = await persist(lambda: self._wire.one(*command), patience=self._patience, doing="the heartbeat")
         with contextlib.suppress(msgspec.DecodeError, AttributeError):
             if before is not None and (other := jobs.loads(before).get("incarnation")) != self.incarnation:
-                self._others = {str(other): time.monotonic()}
+                self._others[str(other)] = time.monotonic()
 
-    def _is_alive(self, incarnation: str) -> bool:
+    async def _is_alive(self, incarnation: str) -> bool:
+        if incarnation not in self._others:
+            await self._beat()  # it may have come after our last one
         seen = self._others.get(incarnation)
         return seen is not None and time.monotonic() - seen < self._heartbeat_ttl
 

@@ -131,8 +131,8 @@ class Wire:
             await self._drop(ConnectionLost(str(error)), connection)
         return await replies
 
-    async def transaction(self, *commands: Command) -> list[Any]:
-        """The same, all or nothing.
+    async def transaction(self, *commands: Command, lenient: int = 0) -> list[Any]:
+        """The same, all or nothing; the first `lenient` commands may fail without failing the rest.
 
         Raises:
             ConnectionLost: as `call`; here it is all of them or none.
@@ -140,7 +140,7 @@ class Wire:
         """
         *queued, done = await self.call(("MULTI",), *commands, ("EXEC",))
         # Redis answers EXEC with a mere EXECABORT: the reason stands in the reply of the command that it refused.
-        for reply in (*queued, done, *(done if isinstance(done, list) else ())):
+        for reply in (*queued, done, *(done[lenient:] if isinstance(done, list) else ())):
             if isinstance(reply, Exception):
                 raise reply
         replies: list[Any] = done

@@ -133,17 +133,12 @@ async def worker_address(wire: Wire, server: Server, sandbox: str) -> Address:
 
 @contextlib.asynccontextmanager
 async def working(address: Address, sandbox: str, handler: Handler, **options: Any) -> AsyncIterator[Loop]:
-    """A worker's loop that runs for as long as the block does."""
-    async with address.wire() as wire, address.wire() as waiting:
+    """A worker's loop that runs for as long as the block does; should it fail, the block does too."""
+    async with address.wire() as wire, address.wire() as waiting, asyncio.TaskGroup() as tasks:
         loop = Loop(wire, waiting, sandbox, handler, **options)
-        task = asyncio.create_task(loop.run())
-        try:
-            yield loop
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
-        if not task.cancelled():
-            task.result()
+        task = tasks.create_task(loop.run())
+        yield loop
+        task.cancel()
 
 
 def script_of(step: Step) -> str:

@@ -241,6 +241,7 @@ class Loop:
             ("DEL", keys.IN_PROGRESS.for_suffix(self._sandbox, claim.suffix)),
             *(self._claim_commands(suffix) if suffix is not None else ()),
             self._look_command(),
+            lenient=len(events),  # the sandbox may have ruined its own stream
         )
         ahead = _names(replies[-1])
         if following is None:
@@ -271,8 +272,10 @@ class Loop:
         prefix = f"{self._sandbox}:"
         return job[len(prefix) :] or None if job.startswith(prefix) else None
 
-    async def _transact(self, doing: str, *commands: Command) -> list[Any]:
-        return await persist(lambda: self._wire.transaction(*commands), patience=self._patience, doing=doing)
+    async def _transact(self, doing: str, *commands: Command, lenient: int = 0) -> list[Any]:
+        return await persist(
+            lambda: self._wire.transaction(*commands, lenient=lenient), patience=self._patience, doing=doing
+        )
 
     # --- liveness and hints
 

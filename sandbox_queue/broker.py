@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import ssl
 from collections.abc import AsyncIterator
 from typing import Any
@@ -23,6 +24,11 @@ from sandbox_queue.wire import BoundedParser, ConnectionLost, Wire, keepalive_op
 
 OLDEST = (7, 0)
 CLIENT_NAME = "sandbox-queue"
+TLS_SETTINGS = {
+    "ssl_ca_certs": "SANDBOX_QUEUE_REDIS_CA_FILE",
+    "ssl_certfile": "SANDBOX_QUEUE_REDIS_CERT_FILE",
+    "ssl_keyfile": "SANDBOX_QUEUE_REDIS_KEY_FILE",
+}
 
 
 class Address:
@@ -53,12 +59,15 @@ class Address:
         self.host = parts.hostname or "localhost"
         self.port = port or 6379
         self.db = _database(query.get("db") or (parts.path.strip("/") if parts.scheme != "unix" else ""))
-        self._timeout = connect_timeout
+        self.connect_timeout = connect_timeout
         self._tls = {
             "ssl_ca_certs": ca_file or query.get("ssl_ca_certs"),
             "ssl_certfile": cert_file or query.get("ssl_certfile"),
             "ssl_keyfile": key_file or query.get("ssl_keyfile"),
         }
+        for option, file in self._tls.items():
+            if file is not None and not os.access(file, os.R_OK):
+                raise InvalidSettings(TLS_SETTINGS[option], f"{file} cannot be read", "give a PEM file that this user may read")
         if self.scheme not in ("redis", "rediss", "unix"):
             raise InvalidSettings("REDIS_URL", f"has the scheme {self.scheme!r}", "use redis://, rediss:// or unix://")
         if self.scheme == "unix" and not self.path:
@@ -88,7 +97,7 @@ class Address:
             "db": self.db,
             "username": self.username,
             "password": self.password,
-            "socket_connect_timeout": self._timeout,
+            "socket_connect_timeout": self.connect_timeout,
             "client_name": CLIENT_NAME,
             "lib_name": None,  # CLIENT SETINFO came with 7.2: an ACL that names it is an error before
             "lib_version": None,
@@ -104,7 +113,7 @@ class Address:
 
     def wire(self) -> Wire:
         """A pipelining connection to this address, to be entered with `async with`."""
-        return Wire(self.connection)
+        return Wire(self.connection, connect_timeout=self.connect_timeout)
 
 
 class Broker:
@@ -143,9 +152,10 @@ async def check(address: Address, wire: Wire) -> dict[str, str]:
     where = str(address)
     try:
         await wire.connect()
-        info = _parse_info(await wire.one("INFO"))
-    except ConnectionLost as error:
-        raise _explain(error.__cause__ or error, where) from error
+        async with asyncio.timeout(address.connect_timeout):
+            info = _parse_info(await wire.one("INFO"))
+    except (ConnectionLost, TimeoutError) as error:
+        raise _explain(error, where) from error
     except redis_errors.NoPermissionError as error:
         raise BrokerDenied(f"the user may not run INFO ({error}); grant it: +info", url=where) from error
     except redis_errors.AuthenticationError as error:
@@ -170,26 +180,31 @@ async def check(address: Address, wire: Wire) -> dict[str, str]:
 
 
 def _explain(error: BaseException, where: str) -> BrokerError:
-    """Translate what redis-py and the system say into what an operator can act on."""
-    text = str(error)
-    if isinstance(error, redis_errors.NoPermissionError):
-        return BrokerDenied(f"the user lacks a permission: {text}", url=where)
-    if isinstance(error, redis_errors.AuthenticationError):
-        if "no password" in text.lower() or "without any password" in text.lower():
-            return BrokerDenied("a password was given but the server has none set: drop it from the URL", url=where)
-        if "required" in text.lower():
-            return BrokerDenied("a password is needed: put it into the URL, redis://:password@host", url=where)
-        return BrokerDenied(f"wrong user name or password ({text}): check the URL", url=where)
-    cause = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLError):
+    """Translate what redis-py and the system say into what an operator can act on. redis-py wraps the telling error
+    in others, differently for each kind of connection, so all of them are looked at."""
+    chain = [error]
+    while cause := chain[-1].__cause__ or chain[-1].__context__:
+        chain.append(cause)
+    for link in chain:
+        text = str(link)
+        if isinstance(link, redis_errors.NoPermissionError):
+            return BrokerDenied(f"the user lacks a permission: {text}", url=where)
+        if isinstance(link, redis_errors.AuthenticationError):
+            if "required" in text.lower():
+                return BrokerDenied("a password is needed: put it into the URL, redis://:password@host", url=where)
+            if "without any password" in text.lower():
+                return BrokerDenied("a password was given but the server has none: drop it from the URL", url=where)
+            return BrokerDenied(f"wrong user name or password ({text}): check the URL", url=where)
+        if isinstance(link, ssl.SSLError):
             return BrokerUnavailable(
-                f"TLS failed ({cause}): check the scheme, SANDBOX_QUEUE_REDIS_CA_FILE and the client certificate", url=where
+                f"TLS failed ({text}): check the scheme, SANDBOX_QUEUE_REDIS_CA_FILE and the client certificate", url=where
             )
-        cause = cause.__cause__ or cause.__context__
-    if isinstance(error, (redis_errors.TimeoutError, asyncio.TimeoutError)):
-        return BrokerUnavailable("no answer in time: is the address right, is a firewall in between?", url=where)
-    return BrokerUnavailable(f"cannot be reached ({text}): is it running there?", url=where)
+        if isinstance(link, redis_errors.InvalidResponse):
+            return BrokerUnavailable(f"what answers there is not Redis ({text}): check host and port", url=where)
+    if any(isinstance(link, (redis_errors.TimeoutError, TimeoutError)) for link in chain):
+        hint = "does it speak TLS there?" if where.startswith("rediss:") else "is a firewall in between?"
+        return BrokerUnavailable(f"no answer in time: is the address right, {hint}", url=where)
+    return BrokerUnavailable(f"cannot be reached ({error}): is it running there?", url=where)
 
 
 def _parse_info(reply: bytes) -> dict[str, str]:

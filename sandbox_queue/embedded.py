@@ -120,7 +120,6 @@ def _spawn(program: str, options: tuple[str, ...]) -> EmbeddedServer:
         "unixsocketperm 700",
         f"requirepass {password}",
         f'dir "{directory}"',
-        f'logfile "{directory}/log"',
         'save ""',
         "maxmemory-policy noeviction",
         *options,

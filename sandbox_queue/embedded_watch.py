@@ -16,6 +16,9 @@ def main() -> None:
     server = os.fork()
     if server == 0:
         os.close(pipe)
+        log = os.open(os.path.join(directory, "log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
         die_with_parent(watcher)
         os.execv(program, [program, config])
     signal.signal(signal.SIGCHLD, lambda *_: note_death(server, directory))

@@ -73,8 +73,9 @@ class _TooLargeError(redis_errors.RedisError):
 class Wire:
     """`async with Wire(make_connection) as wire: await wire.call((…), (…))`."""
 
-    def __init__(self, make_connection: Callable[[], AbstractConnection]) -> None:
+    def __init__(self, make_connection: Callable[[], AbstractConnection], *, connect_timeout: float) -> None:
         self._make_connection = make_connection
+        self._connect_timeout = connect_timeout
         self._connection: AbstractConnection | None = None
         self._connecting = asyncio.Lock()
         # Calls whose replies are still to come, in the order in which they were written.
@@ -106,9 +107,12 @@ class Wire:
                 return
             connection = self._make_connection()
             try:
-                await connection.connect()
-            except (redis_errors.RedisError, OSError) as error:
-                raise ConnectionLost(str(error)) from error
+                # redis-py's own timeout ends with the TCP connection; AUTH can hang as well.
+                async with asyncio.timeout(self._connect_timeout):
+                    await connection.connect()
+            except (redis_errors.RedisError, OSError) as error:  # TimeoutError is an OSError
+                await connection.disconnect(nowait=True)
+                raise ConnectionLost(str(error) or "no answer in time") from error
             self._connection = connection
 
     async def call(self, *commands: Command) -> list[Any]:

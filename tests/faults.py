@@ -12,6 +12,7 @@ from typing import Literal
 import hiredis
 
 Fault = Callable[[], Awaitable[None] | None]
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class Proxy:
@@ -28,7 +29,7 @@ class Proxy:
         self._when = when
         self._fault = fault
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up_reader, up_writer = await asyncio.open_unix_connection(self._upstream)
         down = asyncio.create_task(_copy(up_reader, writer))
         parser = hiredis.Reader()
@@ -71,26 +72,38 @@ async def proxied(
     """A proxy to the server's socket; its connections end with the block."""
     with tempfile.TemporaryDirectory(prefix="sq-proxy-") as directory:
         proxy = Proxy(upstream, str(Path(directory, "s")), at, when, fault)
-        connections: set[asyncio.Task[None]] = set()
-
-        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            connections.add(task)
-            try:
-                await proxy._serve(reader, writer)
-            finally:
-                connections.discard(task)
-
-        server = await asyncio.start_unix_server(accept, proxy.path)
-        try:
+        async with serving(proxy.serve, path=proxy.path):
             yield proxy
+
+
+@contextlib.asynccontextmanager
+async def serving(serve: Serve, *, path: str | None = None, port: int | None = None) -> AsyncIterator[None]:
+    """Accept connections, on a Unix socket or a port of the loopback; they end with the block."""
+    connections: set[asyncio.Task[None]] = set()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        connections.add(task)
+        try:
+            await serve(reader, writer)
         finally:
-            server.close()
-            for task in tuple(connections):
-                task.cancel()
-            if connections:
-                await asyncio.wait(tuple(connections))
+            connections.discard(task)
+            writer.close()
+
+    if path is not None:
+        server = await asyncio.start_unix_server(accept, path)
+    else:
+        server = await asyncio.start_server(accept, "127.0.0.1", port)
+    try:
+        yield
+    finally:
+        server.close()
+        waiting = tuple(connections)
+        for task in waiting:
+            task.cancel()
+        if waiting:
+            await asyncio.wait(waiting)
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -60,7 +60,7 @@ class Address:
         self.port = port or 6379
         self.db = _database(query.get("db") or (parts.path.strip("/") if parts.scheme != "unix" else ""))
         self.connect_timeout = connect_timeout
-        self._tls = {
+        self._tls: dict[str, Any] = {
             "ssl_ca_certs": ca_file or query.get("ssl_ca_certs"),
             "ssl_certfile": cert_file or query.get("ssl_certfile"),
             "ssl_keyfile": key_file or query.get("ssl_keyfile"),
@@ -106,7 +106,12 @@ class Address:
         }
         if self.path:
             return UnixDomainSocketConnection(path=self.path, **common)
-        common |= {"host": self.host, "port": self.port, "socket_keepalive": True, "socket_keepalive_options": keepalive_options()}
+        common |= {
+            "host": self.host,
+            "port": self.port,
+            "socket_keepalive": True,
+            "socket_keepalive_options": keepalive_options(),
+        }
         if self.scheme == "rediss":
             return SSLConnection(**common, **self._tls, ssl_check_hostname=True)
         return Connection(**common)
@@ -163,7 +168,8 @@ async def check(address: Address, wire: Wire) -> dict[str, str]:
     version = tuple(int(part) for part in info.get("redis_version", "0").split(".")[:2])
     if version < OLDEST:
         raise BrokerUnsuitable(
-            f"this is Redis {info.get('redis_version')}; at least 7.0 is needed (ACL selectors, SET NX GET): upgrade it", url=where
+            f"this is Redis {info.get('redis_version')}; at least 7.0 is needed (ACL selectors, SET NX GET): upgrade it",
+            url=where,
         )
     if info.get("cluster_enabled") == "1":
         raise BrokerUnsuitable(

@@ -112,7 +112,8 @@ def find_program() -> str:
 
 def _spawn(program: str, options: tuple[str, ...]) -> EmbeddedServer:
     # mkdtemp makes it 0700. A socket's path is limited to about 100 bytes, so a deep TMPDIR will not do.
-    directory = Path(tempfile.mkdtemp(prefix="sandbox-queue-", dir="/tmp" if len(tempfile.gettempdir()) > 60 else None))
+    short = "/tmp" if len(tempfile.gettempdir()) > 60 else None  # noqa: S108  # mkdtemp makes what is in it safe
+    directory = Path(tempfile.mkdtemp(prefix="sandbox-queue-", dir=short))
     password = secrets.token_urlsafe(24)
     config = [
         "port 0",

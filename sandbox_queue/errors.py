@@ -1,27 +1,27 @@
 """What can go wrong with *us*. What a user's command did is a `StepResult`, never an exception of its own accord.
 
-    SandboxQueueError
-    ├── InvalidInput(ValueError)      refused before anything was started; `.field`, `.problem`, `.remedy`
-    │   ├── InvalidStep
-    │   ├── InvalidSpec
-    │   ├── InvalidCursor
-    │   └── InvalidSettings
-    ├── BrokerError                   Redis or Valkey; `.url` carries no password
-    │   ├── BrokerUnavailable         nobody answers, or no longer
-    │   ├── BrokerDenied              it answers, and refuses us: password, permission
-    │   └── BrokerUnsuitable          it answers, and cannot do the job: version, Cluster, eviction policy
-    ├── SandboxError                  `.sandbox_id`
-    │   ├── SandboxExists
-    │   ├── SandboxNotFound
-    │   ├── SandboxLost               it died; the message says of what
-    │   └── LaunchFailed              `.phase`, `.reason`, `.log_tail`
-    └── StepError                     `.sandbox_id`, `.step_id`
-        ├── StepNotFound              no such step
-        │   └── ResultExpired         there was one, and its result was kept no longer
-        └── StepEnded                 raised by `StepResult.check()`; `.result`
-            ├── StepFailed            the command failed: exit code, signal, timeout, out of memory
-            ├── StepCancelled
-            └── StepLost              it may have run, in part or wholly; it is never run again by itself
+SandboxQueueError
+├── InvalidInput(ValueError)      refused before anything was started; `.field`, `.problem`, `.remedy`
+│   ├── InvalidStep
+│   ├── InvalidSpec
+│   ├── InvalidCursor
+│   └── InvalidSettings
+├── BrokerError                   Redis or Valkey; `.url` carries no password
+│   ├── BrokerUnavailable         nobody answers, or no longer
+│   ├── BrokerDenied              it answers, and refuses us: password, permission
+│   └── BrokerUnsuitable          it answers, and cannot do the job: version, Cluster, eviction policy
+├── SandboxError                  `.sandbox_id`
+│   ├── SandboxExists
+│   ├── SandboxNotFound
+│   ├── SandboxLost               it died; the message says of what
+│   └── LaunchFailed              `.phase`, `.reason`, `.log_tail`
+└── StepError                     `.sandbox_id`, `.step_id`
+    ├── StepNotFound              no such step
+    │   └── ResultExpired         there was one, and its result was kept no longer
+    └── StepEnded                 raised by `StepResult.check()`; `.result`
+        ├── StepFailed            the command failed: exit code, signal, timeout, out of memory
+        ├── StepCancelled
+        └── StepLost              it may have run, in part or wholly; it is never run again by itself
 """
 
 from __future__ import annotations

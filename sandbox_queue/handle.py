@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 class Handle:
     """Refers to one step; holds no state of its own, so any number may refer to the same step."""
 
-    def __init__(self, queue: SandboxQueue, sandbox_id: str, step_id: str, *, seq: int | None = None, accepted_ms: int = 0) -> None:
+    def __init__(
+        self, queue: SandboxQueue, sandbox_id: str, step_id: str, *, seq: int | None = None, accepted_ms: int = 0
+    ) -> None:
         self.sandbox_id = sandbox_id
         self.step_id = step_id
         self._queue = queue

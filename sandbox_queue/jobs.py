@@ -85,7 +85,17 @@ def encode_result(job: str, queue: str, result: StepResult, started_ms: int) -> 
     finished = now_ms()
     return dumps(
         _Result(
-            t=1, f=FUNCTION, a=(result.step_id,), k={}, et=started_ms, s=True, r=result, st=started_ms, ft=finished, q=queue, id=job
+            t=1,
+            f=FUNCTION,
+            a=(result.step_id,),
+            k={},
+            et=started_ms,
+            s=True,
+            r=result,
+            st=started_ms,
+            ft=finished,
+            q=queue,
+            id=job,
         )
     )
 

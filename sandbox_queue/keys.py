@@ -41,23 +41,64 @@ class Key:
 
 JOB: Final = Key("job", "arq:job:{s}:*", "string", "arq's job: one Step", "client", limits.QUEUED_TTL, "RW", ("get", "del"))
 IN_PROGRESS: Final = Key(
-    "in-progress", "arq:in-progress:{s}:*", "string", "the claim: who started it", "worker", limits.QUEUED_TTL, "RW", ("set", "del")
+    "in-progress",
+    "arq:in-progress:{s}:*",
+    "string",
+    "the claim: who started it",
+    "worker",
+    limits.QUEUED_TTL,
+    "RW",
+    ("set", "del"),
 )
-RESULT: Final = Key("result", "arq:result:{s}:*", "string", "arq's result, first writer wins", "worker", limits.RESULT_TTL, "W", ("set",))
+RESULT: Final = Key(
+    "result", "arq:result:{s}:*", "string", "arq's result, first writer wins", "worker", limits.RESULT_TTL, "W", ("set",)
+)
 QUEUE: Final = Key(
-    "queue", "sandbox:{s}:queue", "zset", "arq's queue of this sandbox", "client", limits.QUEUED_TTL + limits.DAY, "RW", ("zrange", "zrem")
+    "queue",
+    "sandbox:{s}:queue",
+    "zset",
+    "arq's queue of this sandbox",
+    "client",
+    limits.QUEUED_TTL + limits.DAY,
+    "RW",
+    ("zrange", "zrem"),
 )
-WAKE: Final = Key("wake", "sandbox:{s}:wake", "list", "a hint without content: look", "client", limits.QUEUED_TTL, "RW", ("blpop",))
+WAKE: Final = Key(
+    "wake", "sandbox:{s}:wake", "list", "a hint without content: look", "client", limits.QUEUED_TTL, "RW", ("blpop",)
+)
 CANCEL: Final = Key(
-    "cancel", "sandbox:{s}:cancel", "hash", "cancelled step number -> grace in seconds", "client", limits.QUEUED_TTL, "R", ("hmget",)
+    "cancel",
+    "sandbox:{s}:cancel",
+    "hash",
+    "cancelled step number -> grace in seconds",
+    "client",
+    limits.QUEUED_TTL,
+    "R",
+    ("hmget",),
 )
 EVENTS: Final = Key(
-    "events", "sandbox:{s}:events", "stream", "what the steps print", "worker", limits.EVENTS_TTL, "W", ("xadd", "xtrim", "expire")
+    "events",
+    "sandbox:{s}:events",
+    "stream",
+    "what the steps print",
+    "worker",
+    limits.EVENTS_TTL,
+    "W",
+    ("xadd", "xtrim", "expire"),
 )
 HEARTBEAT: Final = Key(
-    "heartbeat", "sandbox:{s}:heartbeat", "string", "liveness of the worker", "worker", limits.HEARTBEAT_TTL, "RW", ("set", "del")
+    "heartbeat",
+    "sandbox:{s}:heartbeat",
+    "string",
+    "liveness of the worker",
+    "worker",
+    limits.HEARTBEAT_TTL,
+    "RW",
+    ("set", "del"),
 )
-DONE: Final = Key("done", "sandbox:{s}:done", "channel", "number of a step whose result is there", "worker", None, "W", ("publish",))
+DONE: Final = Key(
+    "done", "sandbox:{s}:done", "channel", "number of a step whose result is there", "worker", None, "W", ("publish",)
+)
 INPUT: Final = Key("input", "sandbox:{s}:input:*", "list", "reserved for interactive input", "client", limits.EVENTS_TTL, "R")
 SEQUENCE: Final = Key("sequence", "control:{s}:sequence", "hash", "last step number, last score", "client", limits.CONTROL_TTL)
 STEPS: Final = Key("steps", "control:{s}:steps", "hash", "step id of the caller's -> number", "client", limits.CONTROL_TTL)

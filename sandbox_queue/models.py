@@ -34,7 +34,9 @@ SandboxId = Annotated[
 ]
 User = Annotated[
     str,
-    Meta(pattern=r"^(\d{1,10}(:\d{1,10})?|[A-Za-z_][A-Za-z0-9_.-]{0,31})$(?!\n)", description="a user name, a uid or 'uid:gid'"),
+    Meta(
+        pattern=r"^(\d{1,10}(:\d{1,10})?|[A-Za-z_][A-Za-z0-9_.-]{0,31})$(?!\n)", description="a user name, a uid or 'uid:gid'"
+    ),
 ]
 StepId = Annotated[
     str,
@@ -355,7 +357,9 @@ class DirectoryTree(Step, frozen=True, kw_only=True):
 
     path: Path
     max_depth: Depth = 4
-    exclude_globs: Annotated[tuple[Glob, ...], Meta(max_length=100, description="globs of names to leave out, 100 at most")] = ()
+    exclude_globs: Annotated[
+        tuple[Glob, ...], Meta(max_length=100, description="globs of names to leave out, 100 at most")
+    ] = ()
 
 
 class Shutdown(Step, frozen=True, kw_only=True):
@@ -450,7 +454,9 @@ class SandboxSpec(Record, frozen=True, kw_only=True, forbid_unknown_fields=True)
         default_factory=_current_version
     )
     image: (
-        Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}$(?!\n)", description="an image such as 'python:3.12'")]
+        Annotated[
+            str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}$(?!\n)", description="an image such as 'python:3.12'")
+        ]
         | None
     ) = None
     id: SandboxId | None = None
@@ -488,9 +494,7 @@ def _check_argument(name: str, text: str) -> None:
     if "\0" in text:
         raise InvalidStep(name, "contains a NUL byte", "no program can be given one: use stdin or a file")
     if _byte_size(text, name) > limits.ARGUMENT_MAX:
-        raise InvalidStep(
-            name, f"is longer than the {limits.ARGUMENT_MAX} bytes that Linux accepts", "use stdin or write_file"
-        )
+        raise InvalidStep(name, f"is longer than the {limits.ARGUMENT_MAX} bytes that Linux accepts", "use stdin or write_file")
 
 
 def _check_path(name: str, path: str) -> None:

@@ -29,7 +29,7 @@ class FrozenDict(dict[str, Any]):
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise TypeError("this mapping belongs to an immutable record: make a new record instead")
 
-    __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = __ior__ = _refuse  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # each refuses, whatever it is given
+    __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = __ior__ = _refuse  # pyright: ignore[reportAssignmentType]  # each refuses, whatever it is given
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -78,9 +78,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_def
     def build(cls, **values: Any) -> Self:
         """Build from Python names, validating as the wire would; None means the default."""
         wire = dict(zip(cls.__struct_fields__, cls.__struct_encode_fields__, strict=True))
-        record: Self = _convert(
-            cls, {wire.get(k, k): v for k, v in values.items() if v is not None}, names="python"
-        )
+        record: Self = _convert(cls, {wire.get(k, k): v for k, v in values.items() if v is not None}, names="python")
         return record
 
     @classmethod

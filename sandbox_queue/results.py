@@ -140,7 +140,7 @@ class Results:
         while True:
             connection = self._broker.address.connection()
             try:
-                await connection.connect()
+                await connection.connect()  # type: ignore[no-untyped-call]  # redis-py has left this one untyped
                 self._connection = connection
                 if self._channels:
                     await connection.send_command("SUBSCRIBE", *self._channels, check_health=False)

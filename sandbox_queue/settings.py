@@ -28,7 +28,12 @@ class Settings(BaseSettings):
     """`Settings()` reads the environment; `load()` does so with errors that name the variable."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, frozen=True, extra="forbid", populate_by_name=True, use_attribute_docstrings=True, env_ignore_empty=True
+        env_prefix=PREFIX,
+        frozen=True,
+        extra="forbid",
+        populate_by_name=True,
+        use_attribute_docstrings=True,
+        env_ignore_empty=True,
     )
 
     redis_url: SecretStr | None = Field(None, validation_alias=_well_known("REDIS_URL"))
@@ -52,7 +57,9 @@ class Settings(BaseSettings):
     """Seconds for which a waiting caller goes on while the broker cannot be reached, before it gets
     `BrokerUnavailable`. Default 60: a restart or a failover passes unnoticed, a wrong address does not hang for ever."""
 
-    sandbox_type: Literal["kubernetes", "docker", "inprocess"] | None = Field(None, validation_alias=_well_known("SANDBOX_TYPE"))
+    sandbox_type: Literal["kubernetes", "docker", "inprocess"] | None = Field(
+        None, validation_alias=_well_known("SANDBOX_TYPE")
+    )
     """The backend: `kubernetes`, `docker` or `inprocess`. Default: none, and then it is detected, because the same code
     should run on a laptop and in a cluster."""
 

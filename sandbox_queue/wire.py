@@ -52,13 +52,16 @@ class BoundedParser(_AsyncHiredisParser):
     __slots__ = ("_size",)
 
     async def read_from_socket(self) -> bool:
-        buffer = await self._stream.read(self._read_size)
+        stream, reader = self._stream, self._reader
+        if stream is None or reader is None:
+            raise redis_errors.ConnectionError("not connected")
+        buffer = await stream.read(self._read_size)
         if not buffer:
             raise redis_errors.ConnectionError("the server closed the connection")
         self._size += len(buffer)
         if self._size > limits.REPLY_MAX:
             raise _TooLargeError(f"a reply is larger than {limits.REPLY_MAX} bytes")
-        self._reader.feed(buffer)
+        reader.feed(buffer)
         return True
 
     async def read_response(self, disable_decoding: bool = False) -> Any:
@@ -109,7 +112,7 @@ class Wire:
             try:
                 # redis-py's own timeout ends with the TCP connection; AUTH can hang as well.
                 async with asyncio.timeout(self._connect_timeout):
-                    await connection.connect()
+                    await connection.connect()  # type: ignore[no-untyped-call]  # redis-py has left this one untyped
             except (redis_errors.RedisError, OSError) as error:  # TimeoutError is an OSError
                 await connection.disconnect(nowait=True)
                 raise ConnectionLost(str(error) or "no answer in time") from error

@@ -48,7 +48,7 @@ class Proxy:
                     up_writer.write(_encode(command))
                     await up_writer.drain()
                     if here:
-                        if name not in ("BLPOP",):  # that one may not answer for seconds
+                        if name != "BLPOP":  # that one may not answer for seconds
                             await up_reader.read(65536)
                         return await self._break(down)
         except OSError:

@@ -207,6 +207,5 @@ async def test_tls_with_a_client_certificate(certificates: Certificates) -> None
 
 
 async def test_a_missing_ca_file_is_named(certificates: Certificates) -> None:
-    with pytest.raises((BrokerUnavailable, InvalidSettings), match="missing.pem"):
+    with pytest.raises((BrokerUnavailable, InvalidSettings), match=r"missing\.pem"):
         await ping("rediss://localhost:1", redis_ca_file="/missing.pem")
-

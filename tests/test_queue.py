@@ -109,7 +109,9 @@ async def test_a_repeated_step_id_returns_the_first_ones_handle_before_while_and
     assert recorder.started == ["build"]
 
 
-async def test_two_clients_that_race_with_one_step_id_get_one_step(queue: SandboxQueue, worker: Address, server: Server) -> None:
+async def test_two_clients_that_race_with_one_step_id_get_one_step(
+    queue: SandboxQueue, worker: Address, server: Server
+) -> None:
     recorder = Recorder()
     async with SandboxQueue.connect(server.tcp_url) as other, working(worker, SANDBOX, recorder):
         for i in range(50):
@@ -119,9 +121,7 @@ async def test_two_clients_that_race_with_one_step_id_get_one_step(queue: Sandbo
     assert recorder.started == [f"race-{i}" for i in range(50)]
 
 
-async def test_a_connection_that_breaks_while_enqueueing_enqueues_the_step_once(
-    queue: SandboxQueue, worker: Address
-) -> None:
+async def test_a_connection_that_breaks_while_enqueueing_enqueues_the_step_once(queue: SandboxQueue, worker: Address) -> None:
     recorder = Recorder()
     async with working(worker, SANDBOX, recorder):
         for _ in range(20):
@@ -201,9 +201,7 @@ async def test_a_step_that_ends_by_itself_while_it_is_being_cancelled_was_not_ca
         assert (await handle).exit_code == 3
 
 
-async def test_cancel_racing_with_claim_gives_one_result_that_both_sides_agree_on(
-    queue: SandboxQueue, worker: Address
-) -> None:
+async def test_cancel_racing_with_claim_gives_one_result_that_both_sides_agree_on(queue: SandboxQueue, worker: Address) -> None:
     started: list[str] = []
 
     async def handler(running: Running) -> StepResult:
@@ -347,7 +345,7 @@ async def test_what_is_not_a_sandbox_id_or_step_is_refused_before_redis_hears_of
         with pytest.raises(InvalidSpec) as caught:
             await queue.enqueue(bad, Step.run("x"))  # type: ignore[arg-type]
         assert caught.value.field == "id"
-    with pytest.raises(InvalidStep, match="Step.run"):
+    with pytest.raises(InvalidStep, match=r"Step\.run"):
         await queue.enqueue(SANDBOX, "make test")  # type: ignore[arg-type]
     with pytest.raises(InvalidStep):
         queue.handle(SANDBOX, "a b")

@@ -273,9 +273,7 @@ class Loop:
         return job[len(prefix) :] or None if job.startswith(prefix) else None
 
     async def _transact(self, doing: str, *commands: Command, lenient: int = 0) -> list[Any]:
-        return await persist(
-            lambda: self._wire.transaction(*commands, lenient=lenient), patience=self._patience, doing=doing
-        )
+        return await persist(lambda: self._wire.transaction(*commands, lenient=lenient), patience=self._patience, doing=doing)
 
     # --- liveness and hints
 
@@ -285,7 +283,9 @@ class Loop:
         while True:
             try:
                 await persist(
-                    lambda: self._waiting.one("BLPOP", wake, limits.LOOK_EVERY), patience=self._patience, doing="waiting for hints"
+                    lambda: self._waiting.one("BLPOP", wake, limits.LOOK_EVERY),
+                    patience=self._patience,
+                    doing="waiting for hints",
                 )
                 await self._cancel_what_was_asked()
             except BrokerUnavailable:

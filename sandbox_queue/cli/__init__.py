@@ -30,14 +30,15 @@ Settings come from the environment: see docs/settings.md. Without REDIS_URL, a p
 class Command(Protocol):
     """What a module of this package offers."""
 
-    HELP: str
-    EXAMPLES: str
+    @property
+    def HELP(self) -> str: ...  # noqa: N802  # a constant of the module; as a property it may be a literal
 
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None: ...
+    @property
+    def EXAMPLES(self) -> str: ...  # noqa: N802  # the same
 
-    @staticmethod
-    async def run(args: argparse.Namespace, out: Output) -> int: ...
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    async def run(self, args: argparse.Namespace, out: Output) -> int: ...
 
 
 COMMANDS: dict[str, Command] = {"doctor": doctor}
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `sandbox-queue … | head`: whoever read us has gone, and Python would complain at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except Exception as error:  # noqa: BLE001  # the top of the program: a sentence for the user, the traceback on demand
+    except Exception as error:  # the top of the program: a sentence for the user, the traceback on demand
         if args.debug:
             raise
         print(f"sandbox-queue: {explain(error)}", file=sys.stderr)

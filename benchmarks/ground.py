@@ -17,7 +17,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from sandbox_queue import acl, keys
-from sandbox_queue.broker import Address
+from sandbox_queue.address import Address
 from sandbox_queue.embedded import EmbeddedServer
 from sandbox_queue.wire import Wire
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from rich.console import Console
 
 from sandbox_queue import Handle, SandboxQueue, Step, StepResult, acl, keys
-from sandbox_queue.broker import Address
+from sandbox_queue.address import Address
 from sandbox_queue.models import Run
 from sandbox_queue.workers.loop import Loop, Running
 

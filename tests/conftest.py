@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from sandbox_queue.broker import Address
+from sandbox_queue.address import Address
 from sandbox_queue.client import SandboxQueue
 from tests.kit import Server, worker_address
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from sandbox_queue import acl, keys
-from sandbox_queue.broker import Address
+from sandbox_queue.address import Address
 from sandbox_queue.embedded import find_program
 from sandbox_queue.models import Run, Step, StepResult
 from sandbox_queue.settings import Settings, load

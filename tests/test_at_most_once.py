@@ -15,7 +15,7 @@ from typing import Literal
 import pytest
 
 from sandbox_queue import Step, StepResult, keys
-from sandbox_queue.broker import Address
+from sandbox_queue.address import Address
 from sandbox_queue.client import SandboxQueue
 from sandbox_queue.handle import Handle
 from sandbox_queue.workers.loop import Handler, Loop, Running

@@ -11,7 +11,8 @@ import pytest
 import trustme
 
 from sandbox_queue import BrokerDenied, BrokerUnavailable, BrokerUnsuitable, InvalidSettings, SandboxQueue
-from sandbox_queue.broker import Address, Broker
+from sandbox_queue.address import Address
+from sandbox_queue.broker import Broker
 from sandbox_queue.settings import load
 from tests.faults import Serve, serving
 from tests.kit import Server, free_port

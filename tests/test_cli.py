@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import sandbox_queue
-from sandbox_queue.broker import Address
+from sandbox_queue.address import Address
 from tests.kit import Server
 
 START = "import sys; from sandbox_queue.cli import main; sys.exit(main())"  # what the console script does

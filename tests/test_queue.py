@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from sandbox_queue import InvalidSpec, InvalidStep, ResultExpired, Step, StepNotFound, StepResult, keys
-from sandbox_queue.broker import Address
+from sandbox_queue.address import Address
 from sandbox_queue.client import SandboxQueue
 from sandbox_queue.workers.loop import Running
 from tests.conftest import SANDBOX

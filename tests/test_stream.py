@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from sandbox_queue import Cursor, Finished, Gap, InvalidCursor, Output, Started, Step, StepResult, acl, keys, limits
-from sandbox_queue.broker import Address
+from sandbox_queue.address import Address
 from sandbox_queue.client import SandboxQueue
 from sandbox_queue.events import STREAMS, Event, Stream
 from sandbox_queue.handle import Handle

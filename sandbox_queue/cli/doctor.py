@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from sandbox_queue.cli.output import Output
 
 if TYPE_CHECKING:
-    from sandbox_queue.broker import Address
+    from sandbox_queue.address import Address
     from sandbox_queue.settings import Settings
     from sandbox_queue.wire import Wire
 
@@ -89,14 +89,14 @@ def check_python() -> Check:
 
 
 async def check_broker(settings: Settings, report: Report) -> None:
-    from sandbox_queue.broker import Address, check
+    from sandbox_queue.broker import address_of, check
     from sandbox_queue.embedded import EmbeddedServer
     from sandbox_queue.errors import BrokerError, InvalidSettings
 
     async with AsyncExitStack() as stack:
         try:
             private = None if settings.redis_url else (await stack.enter_async_context(EmbeddedServer.start())).url
-            address = Address.from_settings(settings, private)
+            address = address_of(settings, private)
             wire = await stack.enter_async_context(address.wire())
             info = await check(address, wire)
         except InvalidSettings as error:

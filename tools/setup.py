@@ -27,7 +27,8 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "ready.json"  # what was installed, from what, and where
 LOG = VENV / "setup.log"
-PIP_NEEDED = (25, 1)  # the first that knows --group
+ANY_PIP = (1, 0)
+PIP_FOR_GROUPS = (25, 1)  # the first that knows --group
 TAIL = 25
 
 
@@ -43,7 +44,7 @@ def main() -> int:
         return 0
     try:
         make_venv(known)
-        get_pip()
+        get_pip(PIP_FOR_GROUPS if groups else ANY_PIP)
         install(groups)
     except SetupFailed as error:
         print(f"setup: {error}", file=sys.stderr)
@@ -84,13 +85,13 @@ def make_venv(known: dict[str, Any]) -> None:
             run(sys.executable, "-m", "venv", "--without-pip", VENV)
 
 
-def get_pip() -> None:
+def get_pip(needed: tuple[int, int]) -> None:
     if pip_version() == (0, 0) and find_spec("ensurepip") is not None:
         with contextlib.suppress(SetupFailed), Stage("adding the pip that comes with Python"):
             run(PYTHON, "-m", "ensurepip", "--upgrade")
     if pip_version() == (0, 0):
         with (
-            Stage("fetching pip from the package index, since this Python comes without"),
+            Stage("fetching pip from the package index: this Python has none"),
             tempfile.TemporaryDirectory() as place,
         ):
             try:
@@ -98,9 +99,9 @@ def get_pip() -> None:
             except NoPip as error:
                 raise SetupFailed(f"{error}\nsetup: or let your system bring pip along: apt install python3-venv") from error
             run(PYTHON, wheel / "pip", "install", "--no-index", wheel)
-    if pip_version() < PIP_NEEDED:
+    if pip_version() < needed:
         with Stage("upgrading pip"):
-            run(PYTHON, "-m", "pip", "install", "--upgrade", f"pip>={'.'.join(map(str, PIP_NEEDED))}")
+            run(PYTHON, "-m", "pip", "install", "--upgrade", f"pip>={'.'.join(map(str, needed))}")
 
 
 def pip_version() -> tuple[int, int]:
@@ -129,7 +130,7 @@ def run(*command: str | Path) -> None:
         ended = subprocess.run(list(map(str, command)), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     if ended.returncode != 0:
         tail = "\n".join(LOG.read_text(errors="replace").splitlines()[-TAIL:])
-        hint = "no connection to the package index? A mirror is named by PIP_INDEX_URL, a folder of wheels by PIP_FIND_LINKS"
+        hint = "without a way to the package index: PIP_INDEX_URL may name a mirror, PIP_FIND_LINKS a folder of wheels"
         raise SetupFailed(f"failed: {' '.join(map(str, command))}\n{tail}\nsetup: {hint}\nsetup: all of it: {LOG}")
 
 

@@ -46,6 +46,7 @@ class Address:
         self.scheme = parts.scheme
         self.username = username or (unquote(parts.username) if parts.username else None)
         self.password = password or (unquote(parts.password) if parts.password else None)
+        self.has_password_in_url = bool(parts.password)
         self.path = parts.path if parts.scheme == "unix" else None
         self.host = parts.hostname or "localhost"
         self.port = port or 6379

@@ -39,73 +39,43 @@ class Key:
         return self.pattern.replace("{s}", sandbox).replace("*", suffix)
 
 
-JOB: Final = Key("job", "arq:job:{s}:*", "string", "arq's job: one Step", "client", limits.QUEUED_TTL, "RW", ("get", "del"))
-IN_PROGRESS: Final = Key(
-    "in-progress",
-    "arq:in-progress:{s}:*",
-    "string",
-    "the claim: who started it",
-    "worker",
-    limits.QUEUED_TTL,
-    "RW",
-    ("set", "del"),
-)
-RESULT: Final = Key(
-    "result", "arq:result:{s}:*", "string", "arq's result, first writer wins", "worker", limits.RESULT_TTL, "W", ("set",)
-)
-QUEUE: Final = Key(
-    "queue",
-    "sandbox:{s}:queue",
-    "zset",
-    "arq's queue of this sandbox",
-    "client",
-    limits.QUEUED_TTL + limits.DAY,
-    "RW",
-    ("zrange", "zrem"),
-)
-WAKE: Final = Key(
-    "wake", "sandbox:{s}:wake", "list", "a hint without content: look", "client", limits.QUEUED_TTL, "RW", ("blpop",)
-)
-CANCEL: Final = Key(
-    "cancel",
-    "sandbox:{s}:cancel",
-    "hash",
-    "cancelled step number -> grace in seconds",
-    "client",
-    limits.QUEUED_TTL,
-    "R",
-    ("hmget",),
-)
-EVENTS: Final = Key(
-    "events",
-    "sandbox:{s}:events",
-    "stream",
-    "what the steps print",
-    "worker",
-    limits.EVENTS_TTL,
-    "W",
-    ("xadd", "xtrim", "expire"),
-)
-HEARTBEAT: Final = Key(
-    "heartbeat",
-    "sandbox:{s}:heartbeat",
-    "string",
-    "liveness of the worker",
-    "worker",
-    limits.HEARTBEAT_TTL,
-    "RW",
-    ("set", "del"),
-)
-DONE: Final = Key(
-    "done", "sandbox:{s}:done", "channel", "number of a step whose result is there", "worker", None, "W", ("publish",)
-)
-INPUT: Final = Key("input", "sandbox:{s}:input:*", "list", "reserved for interactive input", "client", limits.EVENTS_TTL, "R")
-SEQUENCE: Final = Key("sequence", "control:{s}:sequence", "hash", "last step number, last score", "client", limits.CONTROL_TTL)
-STEPS: Final = Key("steps", "control:{s}:steps", "hash", "step id of the caller's -> number", "client", limits.CONTROL_TTL)
-SENT: Final = Key("sent", "control:{s}:sent:*", "string", "attempt to enqueue -> number", "client", limits.SENT_TTL)
-ACL: Final = Key("acl", "control:{s}:acl", "string", "SHA-256 of the sandbox's password", "launcher", limits.CONTROL_TTL)
+# fmt: off
+# name, pattern, type, what it is; who writes it, seconds it lives, what a sandbox may do with it, by which commands
+JOB: Final = Key("job", "arq:job:{s}:*", "string", "arq's job: one Step",
+    "client", limits.QUEUED_TTL, "RW", ("get", "del"))
+QUEUE: Final = Key("queue", "sandbox:{s}:queue", "zset", "arq's queue of this sandbox",
+    "client", limits.QUEUED_TTL + limits.DAY, "RW", ("zrange", "zrem"))
+IN_PROGRESS: Final = Key("in-progress", "arq:in-progress:{s}:*", "string", "the claim: who started it",
+    "worker", limits.QUEUED_TTL, "RW", ("set", "del"))
+RESULT: Final = Key("result", "arq:result:{s}:*", "string", "arq's result; the first writer wins",
+    "worker", limits.RESULT_TTL, "W", ("set",))
+WAKE: Final = Key("wake", "sandbox:{s}:wake", "list", "a hint without content: look",
+    "client", limits.QUEUED_TTL, "RW", ("blpop",))
+CANCEL: Final = Key("cancel", "sandbox:{s}:cancel", "hash", "number of a cancelled step -> grace in seconds",
+    "client", limits.QUEUED_TTL, "R", ("hmget",))
+EVENTS: Final = Key("events", "sandbox:{s}:events", "stream", "what the steps print",
+    "worker", limits.EVENTS_TTL, "W", ("xadd", "xtrim", "expire"))
+HEARTBEAT: Final = Key("heartbeat", "sandbox:{s}:heartbeat", "string", "liveness of the worker, and its last words",
+    "worker", limits.HEARTBEAT_TTL, "RW", ("set",))
+LEASE: Final = Key("lease", "sandbox:{s}:lease", "string", "a launcher looks after this sandbox",
+    "launcher", limits.ABANDONED_AFTER, "R", ("exists",))
+DONE: Final = Key("done", "sandbox:{s}:done", "channel", "number of a step whose result is there",
+    "worker", None, "W", ("publish",))
+INPUT: Final = Key("input", "sandbox:{s}:input:*", "list", "reserved for interactive input",
+    "client", limits.EVENTS_TTL, "R")
+SEQUENCE: Final = Key("sequence", "control:{s}:sequence", "hash", "last step number, last score",
+    "client", limits.CONTROL_TTL)
+STEPS: Final = Key("steps", "control:{s}:steps", "hash", "step id of the caller's -> number",
+    "client", limits.CONTROL_TTL)
+SENT: Final = Key("sent", "control:{s}:sent:*", "string", "attempt to enqueue -> number",
+    "client", limits.SENT_TTL)
+ACL: Final = Key("acl", "control:{s}:acl", "string", "SHA-256 of the sandbox's password",
+    "launcher", limits.CONTROL_TTL)
+# fmt: on
 
-TABLE: Final = (JOB, QUEUE, IN_PROGRESS, RESULT, WAKE, CANCEL, EVENTS, HEARTBEAT, DONE, INPUT, SEQUENCE, STEPS, SENT, ACL)
+TABLE: Final = (
+    JOB, QUEUE, IN_PROGRESS, RESULT, WAKE, CANCEL, EVENTS, HEARTBEAT, LEASE, DONE, INPUT, SEQUENCE, STEPS, SENT, ACL,
+)  # fmt: skip
 
 # What redis-py needs to open a connection, and what frames a transaction. None of these touches a key.
 CONNECTION_COMMANDS: Final = ("auth", "hello", "ping", "select", "client|setname", "multi", "exec", "discard")

@@ -40,6 +40,7 @@ ENTRY_MAX: Final = 64 * KIB  # data of one stream entry
 EVENTS_MAXLEN: Final = 10_000
 EVENTS_BYTES: Final = 32 * MIB  # per sandbox; the oldest entries go first, and a reader sees that they went
 WRITER_BUFFER: Final = 1 * MIB  # unsent output in the worker, beyond which the child waits in its pipe
+OUTPUT_MAX: Final = 2 * 1024 * MIB  # of one step; beyond it output is read, counted and dropped, but for its tail
 LINE_MAX: Final = 64 * KIB  # a longer line comes in pieces
 
 # --- how long things are kept
@@ -53,4 +54,6 @@ CONTROL_TTL: Final = 30 * DAY  # outlives every sandbox: repeated step ids must 
 HEARTBEAT_EVERY: Final = 2.0
 HEARTBEAT_TTL: Final = 10.0
 LOOK_EVERY: Final = 5.0  # the fallback where a hint was lost: a look at the queue, at the result
+ABANDONED_AFTER: Final = 600.0  # a worker whose launcher is gone and who gets no step either ends itself
+FAREWELL_TTL: Final = 60.0  # how long a worker's last words, its exit code and reason, can be read
 OUTAGE_MAX: Final = 600.0  # how long a worker goes on without its broker

@@ -76,8 +76,8 @@ class EventWriter:
         self._kept_bytes = 0
         self._expire_due = 0.0
         self._work = asyncio.Event()  # _waiting is not empty
-        self._room = asyncio.Event()  # _buffered is below the bound
-        self._room.set()
+        self.full = False  # _buffered is above the bound
+        self._when_room: list[Callable[[], None]] = []  # whom to tell when it no longer is
         self._tasks = asyncio.TaskGroup()
         self._pump_task: asyncio.Task[None] | None = None
 
@@ -100,6 +100,7 @@ class EventWriter:
             last is not None
             and last.owner is chunk.owner
             and last.kind == chunk.kind
+            and last.offset + last.size == chunk.offset
             and last.size + chunk.size <= limits.ENTRY_MAX
         ):
             last.parts += chunk.parts
@@ -108,13 +109,15 @@ class EventWriter:
             self._waiting.append(chunk)
             chunk.owner.sending(+1)
         self._buffered += chunk.size
-        if self._buffered >= limits.WRITER_BUFFER:
-            self._room.clear()
+        self.full = self._buffered >= limits.WRITER_BUFFER
         self._work.set()
 
-    async def room(self) -> None:
-        """Wait until there is room for more."""
-        await self._room.wait()
+    def when_room(self, tell: Callable[[], None]) -> None:
+        """Call `tell` as soon as there is room for more, which may be at once."""
+        if self.full:
+            self._when_room.append(tell)
+        else:
+            tell()
 
     def entry(self, chunk: _Chunk) -> Command:
         """The XADD of one entry. No id of our own: one at the highest id would block the stream for ever."""
@@ -143,7 +146,10 @@ class EventWriter:
             await self._work.wait()
             self._work.clear()
             batch, self._waiting, self._buffered = self._waiting, deque(), 0
-            self._room.set()
+            self.full = False
+            waiting, self._when_room = self._when_room, []
+            for tell in waiting:
+                tell()
             await self._send(batch)
 
     async def _send(self, batch: deque[_Chunk]) -> None:
@@ -187,15 +193,38 @@ class StepOutput:
         self._announcement: _Chunk | None = _Chunk(self, "started", 0, b"")
         self._timer = asyncio.get_running_loop().call_later(STARTED_DELAY, self._announce)
 
-    async def write(self, stream: Stream, data: bytes) -> None:
-        """Take over bytes; waits while too many are unsent."""
+    def put(self, stream: Stream, data: bytes) -> None:
+        """Take over bytes, at once; who puts much calls `when_room` before the next time."""
         self._announce()
         view = memoryview(data)
         for start in range(0, len(view), limits.ENTRY_MAX):
-            await self._writer.room()
             piece = view[start : start + limits.ENTRY_MAX] if len(view) > limits.ENTRY_MAX else data
             self._writer.put(_Chunk(self, stream, self.sizes[stream], piece))
             self.sizes[stream] += len(piece)
+
+    @property
+    def full(self) -> bool:
+        """Whether to wait for room before the next `put`: the unsent bytes of all steps together are bounded."""
+        return self._writer.full
+
+    def when_room(self, tell: Callable[[], None]) -> None:
+        """Call `tell` when there is room for more, which may be at once."""
+        self._writer.when_room(tell)
+
+    async def write(self, stream: Stream, data: bytes) -> None:
+        """`put`, then wait until there is room for more."""
+        self.put(stream, data)
+        room = asyncio.get_running_loop().create_future()
+        self.when_room(lambda: None if room.done() else room.set_result(None))
+        await room
+
+    def skip(self, stream: Stream, size: int) -> None:
+        """Count bytes that were printed and are not sent; a reader sees a Gap of that size."""
+        self.sizes[stream] += size
+
+    def put_tail(self, stream: Stream, data: bytes) -> None:
+        """Send the last of the bytes that were skipped."""
+        self._writer.put(_Chunk(self, stream, self.sizes[stream] - len(data), data))
 
     async def close(self) -> list[Command]:
         """Wait until all of it is in Redis; returns what is to be sent along with the step's result."""

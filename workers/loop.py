@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -23,15 +24,20 @@ from typing import Any
 
 import msgspec
 
-from sandbox_queue import jobs, keys, limits
+from sandbox_queue import __version__, jobs, keys, limits
 from sandbox_queue.errors import BrokerUnavailable, InvalidStep
 from sandbox_queue.models import Shutdown, Step, StepResult
 from sandbox_queue.stream import EventWriter, StepOutput
-from sandbox_queue.wire import Command, Wire, persist
+from sandbox_queue.wire import Command, ConnectionLost, Wire, persist
+from sandbox_queue.workers.kernel import resident_memory
 
 log = logging.getLogger("sandbox_queue.worker")
 
 STOP_PATIENCE = 5.0  # for delivering the last result when the worker itself is told to stop
+
+
+class Abandoned(Exception):
+    """No launcher has looked after this sandbox for long, and no step has come either."""
 
 
 @dataclass(eq=False, slots=True)
@@ -77,6 +83,7 @@ class Loop:
         heartbeat_every: float = limits.HEARTBEAT_EVERY,
         heartbeat_ttl: float = limits.HEARTBEAT_TTL,
         patience: float = limits.OUTAGE_MAX,
+        abandoned_after: float = math.inf,
     ) -> None:
         self.incarnation = uuid.uuid4().hex
         self._wire = wire
@@ -89,6 +96,8 @@ class Loop:
         self._heartbeat_every = heartbeat_every
         self._heartbeat_ttl = heartbeat_ttl
         self._patience = patience
+        self._abandoned_after = abandoned_after
+        self._needed_at = time.monotonic()  # when there last was a step, or a launcher that might send one
         self._hint = asyncio.Event()  # something may have changed: look at the queue
         self._taken: dict[str, Running | None] = {}  # jobs that a lane is busy with; the step once it runs
         self._closing = False  # a shutdown step was claimed: nothing after it is
@@ -100,9 +109,11 @@ class Loop:
         Cancelling ends the running step, delivers its result within a bound, and claims nothing more.
 
         Raises:
-            BrokerUnavailable: the broker stayed away for longer than `patience`.
+            BrokerUnavailable: the broker stayed away for longer than `patience`, counted from the end of the last step.
+            Abandoned: neither launcher nor step for `abandoned_after` seconds.
         """
-        async with EventWriter(self._wire, self._sandbox, patience=self._patience) as writer:
+        # The writer never gives up: it is for the step's end to say for how long a result is worth waiting.
+        async with EventWriter(self._wire, self._sandbox, patience=math.inf) as writer:
             await self._beat()
             async with asyncio.TaskGroup() as tasks:
                 helpers = [tasks.create_task(self._heartbeat()), tasks.create_task(self._listen())]
@@ -113,8 +124,13 @@ class Loop:
                 finally:
                     for helper in helpers:
                         helper.cancel()
-        with contextlib.suppress(Exception):  # a courtesy, it expires by itself; and we are leaving
-            await self._wire.one("DEL", keys.HEARTBEAT.of(self._sandbox))
+
+    async def say_farewell(self, code: int, reason: str) -> None:
+        """Leave exit code and reason where the heartbeat was, for whoever wonders. Best effort, within a second."""
+        last = jobs.dumps({"incarnation": self.incarnation, "exit": {"code": code, "reason": reason}, "at": jobs.now_ms()})
+        with contextlib.suppress(ConnectionLost, TimeoutError):
+            async with asyncio.timeout(1.0):
+                await self._wire.call(("SET", keys.HEARTBEAT.of(self._sandbox), last, "PX", round(limits.FAREWELL_TTL * 1000)))
 
     async def _lane(self, writer: EventWriter) -> None:
         """One step after the other. Several lanes take from the same queue, each the first job that none has."""
@@ -144,7 +160,7 @@ class Loop:
         interrupted: asyncio.CancelledError | None = None
         output: StepOutput | None = None
         step_id = keys.default_step_id(claim.suffix)
-        started = time.monotonic()
+        started = self._needed_at = time.monotonic()
         try:
             if claim.owner != self.incarnation:
                 result = StepResult(cause="lost", error="the worker that started it is gone; it is not run again")
@@ -159,7 +175,8 @@ class Loop:
                 result, interrupted = await self._handle(running, claim.job)
         except InvalidStep as error:
             result = StepResult(cause="rejected", error=str(error))
-        duration = result.duration or time.monotonic() - started
+        self._needed_at = time.monotonic()
+        duration = result.duration or self._needed_at - started
         result = msgspec.structs.replace(result, step_id=step_id, sandbox_id=self._sandbox, duration=duration)
         following = None if interrupted else self._free(ahead)
         if following is not None:
@@ -221,7 +238,7 @@ class Loop:
     ) -> tuple[Claim | None, list[str]]:
         events: list[Command] = []
         if output is not None:
-            events = await output.close()
+            events = await self._close(output)
             result = msgspec.structs.replace(
                 result,
                 stdout_size=output.sizes["stdout"],
@@ -250,6 +267,15 @@ class Loop:
             return await self._claim(following)
         return self._claimed(following, suffix, replies[-3], replies[-2]), ahead
 
+    async def _close(self, output: StepOutput) -> list[Command]:
+        try:
+            async with asyncio.timeout(self._patience):
+                return await output.close()
+        except TimeoutError:
+            raise BrokerUnavailable(
+                f"the output of step {output.step_id} could not be delivered in {self._patience:g} s"
+            ) from None
+
     def _claim_commands(self, suffix: str) -> tuple[Command, Command]:
         lifetime_ms = round(limits.QUEUED_TTL * 1000)  # as the job's own: with a shorter claim it could run twice
         return (
@@ -272,8 +298,12 @@ class Loop:
         prefix = f"{self._sandbox}:"
         return job[len(prefix) :] or None if job.startswith(prefix) else None
 
-    async def _transact(self, doing: str, *commands: Command, lenient: int = 0) -> list[Any]:
-        return await persist(lambda: self._wire.transaction(*commands, lenient=lenient), patience=self._patience, doing=doing)
+    async def _transact(self, doing: str, *commands: Command, lenient: int = 0, patience: float | None = None) -> list[Any]:
+        return await persist(
+            lambda: self._wire.transaction(*commands, lenient=lenient),
+            patience=self._patience if patience is None else patience,
+            doing=doing,
+        )
 
     # --- liveness and hints
 
@@ -307,17 +337,33 @@ class Loop:
         while True:
             await asyncio.sleep(self._heartbeat_every)
             await self._beat()
+            idle = time.monotonic() - self._needed_at
+            if not self._taken and idle > self._abandoned_after:
+                raise Abandoned(f"no launcher and no step for {idle:.0f} s")
 
     async def _beat(self) -> None:
-        """Say that we are alive, and learn in the same command whether another worker said so since."""
+        """Say that we are alive, and learn in the same breath whether another worker is, and whether a launcher is."""
         beat = jobs.dumps(
-            {"incarnation": self.incarnation, "steps": [it.step_id for it in self._taken.values() if it], "at": jobs.now_ms()}
+            {
+                "incarnation": self.incarnation,
+                "version": __version__,
+                "steps": [running.step_id for running in self._taken.values() if running],
+                "memory": resident_memory(),
+                "at": jobs.now_ms(),
+            }
         )
-        command = ("SET", keys.HEARTBEAT.of(self._sandbox), beat, "PX", round(self._heartbeat_ttl * 1000), "GET")
-        before = await persist(lambda: self._wire.one(*command), patience=self._patience, doing="the heartbeat")
-        with contextlib.suppress(msgspec.DecodeError, AttributeError):
-            if before is not None and (other := jobs.loads(before).get("incarnation")) != self.incarnation:
-                self._others[str(other)] = time.monotonic()
+        before, lease = await self._transact(
+            "the heartbeat",
+            ("SET", keys.HEARTBEAT.of(self._sandbox), beat, "PX", round(self._heartbeat_ttl * 1000), "GET"),
+            ("EXISTS", keys.LEASE.of(self._sandbox)),
+            patience=math.inf,  # an outage is the lanes' business: a step that runs must not end because of it
+        )
+        if lease:
+            self._needed_at = time.monotonic()
+        with contextlib.suppress(msgspec.DecodeError):
+            last = jobs.loads(before) if before is not None else {}
+            if last.get("incarnation", self.incarnation) != self.incarnation and "exit" not in last:
+                self._others[str(last["incarnation"])] = time.monotonic()
 
     async def _is_alive(self, incarnation: str) -> bool:
         if incarnation not in self._others:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from sandbox_queue.errors import SandboxNotFound as SandboxNotFound
     from sandbox_queue.errors import SandboxQueueError as SandboxQueueError
     from sandbox_queue.errors import StepCancelled as StepCancelled
+    from sandbox_queue.errors import StepEnded as StepEnded
     from sandbox_queue.errors import StepError as StepError
     from sandbox_queue.errors import StepFailed as StepFailed
     from sandbox_queue.errors import StepLost as StepLost
@@ -77,6 +78,7 @@ _HOME = {
         "SandboxNotFound",
         "SandboxQueueError",
         "StepCancelled",
+        "StepEnded",
         "StepError",
         "StepFailed",
         "StepLost",

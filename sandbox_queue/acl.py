@@ -24,7 +24,6 @@ async def grant(wire: Wire, sandbox: str) -> str:
     """
     password = secrets.token_urlsafe(32)
     digest = hashlib.sha256(password.encode()).hexdigest()
-    await wire.one("SET", keys.ACL.of(sandbox), digest, "EX", round(keys.ACL.ttl or 0))
     await _set_user(wire, sandbox, digest)
     return password
 
@@ -40,12 +39,18 @@ async def restore(wire: Wire, sandbox: str) -> bool:
 
 async def revoke(wire: Wire, sandbox: str) -> None:
     """Delete the user, which also closes its connections."""
-    await wire.one("ACL", "DELUSER", keys.acl_user(sandbox))
+    try:
+        await wire.one("ACL", "DELUSER", keys.acl_user(sandbox))
+    except redis_errors.NoPermissionError as error:
+        raise BrokerDenied(f"cannot delete the user of sandbox {sandbox} ({error}): grant +acl|deluser") from error
     await wire.one("DEL", keys.ACL.of(sandbox))
 
 
 async def _set_user(wire: Wire, sandbox: str, digest: str) -> None:
     try:
-        await wire.one("ACL", "SETUSER", keys.acl_user(sandbox), *keys.acl_rules(sandbox, digest))
+        await wire.transaction(
+            ("ACL", "SETUSER", keys.acl_user(sandbox), *keys.acl_rules(sandbox, digest)),
+            ("SET", keys.ACL.of(sandbox), digest, "EX", round(keys.ACL.ttl or 0)),
+        )
     except redis_errors.NoPermissionError as error:
         raise BrokerDenied(f"cannot create the user of sandbox {sandbox} ({error}): grant +acl|setuser +acl|deluser") from error

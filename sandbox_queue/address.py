@@ -40,8 +40,8 @@ class Address:
         try:
             parts = urlsplit(url)
             port = parts.port
-        except ValueError as error:
-            raise InvalidSettings("REDIS_URL", f"is not a URL ({error})", "write redis://host:port/db") from None
+        except ValueError:
+            raise InvalidSettings("REDIS_URL", "is not a URL", "write redis://host:port/db") from None
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         self.scheme = parts.scheme
         self.username = username or (unquote(parts.username) if parts.username else None)
@@ -101,5 +101,5 @@ class Address:
 
 def _database(text: str) -> int:
     if text and not text.isdigit():
-        raise InvalidSettings("REDIS_URL", f"has the database {text!r}", "give a number: redis://host:port/0")
+        raise InvalidSettings("REDIS_URL", "has a database that is no number", "give a number: redis://host:port/0")
     return int(text or 0)

@@ -54,7 +54,7 @@ return {seq, 1, score}
 _CANCEL = """
 local job, result, progress, queue, cancel, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local events, done = KEYS[7], KEYS[8]
-local id, seq, grace, record, result_ttl, cancel_ttl, step_id, now = unpack(ARGV)
+local id, seq, grace, record, result_ttl, cancel_ttl, now = unpack(ARGV)
 
 if redis.call('EXISTS', result) == 1 then return 'ended' end
 if redis.call('EXISTS', progress) == 1 then
@@ -72,7 +72,7 @@ redis.call('SET', result, record, 'EX', result_ttl)
 redis.call('PUBLISH', done, seq)
 -- For readers that wait at the stream. A sandbox may have ruined its own stream: they then find the result by looking.
 if redis.call('EXISTS', events) == 1 then
-  redis.pcall('XADD', events, '*', 'step', step_id, 'kind', 'ended', 'at', now)
+  redis.pcall('XADD', events, '*', 'step', seq, 'kind', 'ended', 'at', now)
 end
 return 'cancelled'
 """
@@ -143,7 +143,7 @@ async def cancel(wire: Wire, sandbox: str, seq: int, step_id: str, *, grace: flo
     answer: bytes = await _cancel_script.run(
         wire,
         [*(key.of(sandbox, seq) for key in per_step), *(key.of(sandbox) for key in per_sandbox)],
-        [job, seq, f"{grace:g}", record, round(result_ttl), round(limits.QUEUED_TTL), step_id, now],
+        [job, seq, f"{grace:g}", record, round(result_ttl), round(limits.QUEUED_TTL), now],
     )
     return answer.decode()
 

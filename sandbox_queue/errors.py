@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 class SandboxQueueError(Exception):
     """Base of everything that this package raises on purpose."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return _revive, (type(self), self.args, self.__dict__)
+
 
 class InvalidInput(SandboxQueueError, ValueError):
     """Input that was refused before anything was started."""
@@ -44,9 +47,6 @@ class InvalidInput(SandboxQueueError, ValueError):
         self.problem = problem
         self.remedy = remedy
         super().__init__(f"{field}: {problem}; {remedy}")
-
-    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
-        return type(self), (self.field, self.problem, self.remedy)
 
 
 class InvalidStep(InvalidInput):
@@ -151,3 +151,10 @@ class StepCancelled(StepEnded):
 
 class StepLost(StepEnded):
     """Its worker vanished. It may have run, in part or wholly; it is never run again by itself."""
+
+
+def _revive(kind: type[SandboxQueueError], args: tuple[object, ...], state: dict[str, object]) -> SandboxQueueError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error

@@ -41,7 +41,10 @@ class Cursor(msgspec.Struct, frozen=True, order=True):
         numbers = [int(part) for part in match.groups()] if match else []
         if not numbers or max(numbers[:2]) >= _U64 or max(numbers[2:]) >= _U64 // 2:
             raise InvalidCursor("cursor", f"{str(text)[:80]!r} is not a cursor", "give one that an event carried, or none")
-        return cls(*numbers)
+        cursor = cls(*numbers)
+        if str(cursor) != str(text):
+            raise InvalidCursor("cursor", f"{str(text)[:80]!r} is not a cursor", "give one that an event carried, or none")
+        return cursor
 
     def __str__(self) -> str:
         return f"{self.ms}-{self.n}:{self.stdout}:{self.stderr}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncGenerator, Generator
 from typing import TYPE_CHECKING, Any
 
 from sandbox_queue import enqueue, stream
@@ -62,7 +62,7 @@ class Handle:
         # `unknown` too: it may have ended just now, or never existed, and the result's absence says which
         return (await self.result()).cause == "cancelled"
 
-    async def events(self, since: Cursor | str | None = None) -> AsyncIterator[Event]:
+    async def events(self, since: Cursor | str | None = None) -> AsyncGenerator[Event, None]:
         """Everything the step prints, from the beginning or from a cursor, as it comes; ends with `Finished`.
 
         Raises:
@@ -74,7 +74,7 @@ class Handle:
             async for event in stream.follow(
                 wire,
                 self.sandbox_id,
-                self.step_id,
+                str(seq),
                 cursor,
                 lambda: self._queue.results.peek(self.sandbox_id, seq, self.step_id),
                 accepted_ms=self._accepted_ms,
@@ -82,7 +82,7 @@ class Handle:
             ):
                 yield event
 
-    async def lines(self, since: Cursor | str | None = None) -> AsyncIterator[Line]:
+    async def lines(self, since: Cursor | str | None = None) -> AsyncGenerator[Line, None]:
         """The same as text, a line at a time; bytes that are not UTF-8 are replaced."""
         assembler = stream.LineAssembler(None if since is None else Cursor.parse(since))
         async for event in self.events(since):

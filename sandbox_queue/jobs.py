@@ -76,7 +76,7 @@ def decode_job(data: bytes) -> Step:
         return _decode_job(data).a[0]
     except msgspec.ValidationError as error:
         raise _explain_job(error, data) from None
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidStep("job", f"is not JSON ({error})", "enqueue with our client or serializer") from None
 
 
@@ -105,7 +105,7 @@ def decode_result(data: bytes, sandbox: str, step_id: str) -> StepResult:
     try:
         envelope = _decode_result(data)
         result = _decode_step_result(envelope.r)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (ValueError, RecursionError) as error:
         problem = f"the sandbox left a malformed result ({error})"
         result = StepResult(cause="infra", error=problem[:1000])
     return msgspec.structs.replace(result, sandbox_id=sandbox, step_id=step_id)
@@ -119,6 +119,6 @@ def _explain_job(error: msgspec.ValidationError, data: bytes) -> Exception:
         Step.from_dict(raw)
     except InvalidStep as precise:
         return precise
-    except (msgspec.DecodeError, LookupError, TypeError, ValueError):
+    except (msgspec.DecodeError, LookupError, TypeError, ValueError, RecursionError):
         pass
     return InvalidStep("job", str(error), "enqueue one Step as the only argument")

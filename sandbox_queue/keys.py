@@ -93,7 +93,7 @@ def acl_rules(sandbox: str, password_sha256: str) -> list[str]:
         if not key.commands:
             continue
         pattern = key.pattern.replace("{s}", sandbox)
-        where = f"&{pattern}" if key.type == "channel" else f"%{key.access}~{pattern}"
+        where = f"resetchannels &{pattern}" if key.type == "channel" else f"%{key.access}~{pattern}"
         rules.append(f"({where} {' '.join(f'+{command}' for command in key.commands)})")
     return rules
 
@@ -105,4 +105,4 @@ def job_id(sandbox: str, seq: int) -> str:
 
 def default_step_id(suffix: str) -> str:
     """The step id of a job whose step names none: its number, or whatever somebody else made up instead of one."""
-    return str(int(suffix)) if suffix.isascii() and suffix.isdigit() else suffix
+    return suffix.lstrip("0") or "0" if suffix.isascii() and suffix.isdigit() else suffix

@@ -17,13 +17,30 @@ from msgspec import Meta, field
 
 from sandbox_queue import limits
 from sandbox_queue.errors import InvalidInput, InvalidSpec, InvalidStep, StepCancelled, StepFailed, StepLost
-from sandbox_queue.records import Record
+from sandbox_queue.records import EMPTY, Record
 
 SCHEMA_VERSION = 1
 
 # What `cause` may say. `exit` and `signal` are the command's doing, the others say who else ended it.
 Cause = Literal["exit", "signal", "timeout", "cancelled", "oom", "lost", "rejected", "infra"]
 Encoding = Literal["utf-8", "base64"]
+# Why a file step failed. Closed: a client may act on it, and a sandbox cannot make up a new one.
+ErrorCode = Literal[
+    "notFound",
+    "isDirectory",
+    "notDirectory",
+    "notRegular",
+    "outsideRoots",
+    "permission",
+    "notText",
+    "tooLarge",
+    "wrongOffset",
+    "mismatch",
+    "changed",
+    "invalidPattern",
+    "noSpace",
+    "io",
+]
 
 SandboxId = Annotated[
     str,
@@ -35,7 +52,8 @@ SandboxId = Annotated[
 User = Annotated[
     str,
     Meta(
-        pattern=r"^(\d{1,10}(:\d{1,10})?|[A-Za-z_][A-Za-z0-9_.-]{0,31})$(?!\n)", description="a user name, a uid or 'uid:gid'"
+        pattern=r"^([0-9]{1,10}(:[0-9]{1,10})?|[A-Za-z_][A-Za-z0-9_.-]{0,31})$(?!\n)",
+        description="a user name, a uid or 'uid:gid'",
     ),
 ]
 StepId = Annotated[
@@ -123,7 +141,7 @@ class Step(Record, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_fi
             env=dict(env) if isinstance(env, Mapping) else env,
             cwd=cwd,
             timeout=timeout,
-            stdin=stdin.encode() if isinstance(stdin, str) else stdin,
+            stdin=_encode(stdin) if isinstance(stdin, str) else stdin,
             user=str(user) if isinstance(user, int) and not isinstance(user, bool) else user,
             kill_background=kill_background,
             step_id=step_id,
@@ -142,7 +160,11 @@ class Step(Record, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_fi
         timeout: float | None = None,
         step_id: str | None = None,
     ) -> ReadFile:
-        """Read a file, up to 1 MiB of it: by lines (`start_line` counts from 1), or by bytes from `offset`."""
+        """Read a file, up to 1 MiB of it: by lines (`start_line` counts from 1), or by bytes from `offset`.
+
+        A larger file is read in ranges: ask again with `offset` moved by the bytes that came, while the result is
+        `truncated`. Its `file_size` says how many there are in all. No range ends within a UTF-8 character.
+        """
         return ReadFile.build(
             path=path,
             start_line=start_line,
@@ -161,17 +183,31 @@ class Step(Record, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_fi
         content: str | bytes,
         *,
         offset: int | None = None,
+        size: int | None = None,
+        sha256: str | None = None,
         cwd: str | None = None,
         timeout: float | None = None,
         step_id: str | None = None,
     ) -> WriteFile:
-        """Write a file whole, atomically; parents are made. bytes travel as base64 and arrive as they are."""
+        """Write a file whole, atomically; parents are made. bytes travel as base64 and arrive as they are.
+
+        A file above 10 MiB is written in chunks, one step after another: each has its `offset`, and the last one also
+        the `size` and the hexadecimal `sha256` of the whole. Until these have been verified, nobody sees any of it.
+        """
         if isinstance(content, (bytes, bytearray, memoryview)):
             text, encoding = base64.b64encode(content).decode("ascii"), "base64"
         else:
             text, encoding = content, "utf-8"
         return WriteFile.build(
-            path=path, content=text, encoding=encoding, offset=offset, cwd=cwd, timeout=timeout, step_id=step_id
+            path=path,
+            content=text,
+            encoding=encoding,
+            offset=offset,
+            size=size,
+            sha256=sha256,
+            cwd=cwd,
+            timeout=timeout,
+            step_id=step_id,
         )
 
     @staticmethod
@@ -242,7 +278,8 @@ class Step(Record, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_fi
     @classmethod
     def _wire_class(cls, data: Any) -> type[Step]:
         """The class that `data` means to be, for naming its fields in an error."""
-        return KINDS.get(data.get("kind"), cls) if cls is Step and isinstance(data, dict) else cls
+        kind = data.get("kind") if cls is Step and isinstance(data, dict) else None
+        return KINDS.get(kind, cls) if isinstance(kind, str) else cls
 
     @classmethod
     def _known_tags(cls) -> str:
@@ -256,9 +293,7 @@ class Run(Step, frozen=True, kw_only=True):
 
     command: Annotated[str, Meta(min_length=1, description="the program: a path, or a name that PATH resolves")]
     args: Annotated[tuple[str, ...], Meta(description="the arguments, each a str")] = ()
-    env: Annotated[dict[str, str | None], Meta(description="names and values, both str; None removes a variable")] = field(
-        default_factory=dict
-    )
+    env: Annotated[dict[str, str | None], Meta(description="names and values, both str; None removes a variable")] = EMPTY
     user: User | None = None
     stdin: Annotated[bytes, Meta(description="the bytes for standard input (base64 on the wire)")] | None = None
     kill_background: Annotated[bool, Meta(description="True to end what the command leaves running")] = False
@@ -269,9 +304,7 @@ class Run(Step, frozen=True, kw_only=True):
         for index, argument in enumerate(self.args):
             _check_argument(f"args[{index}]", argument)
         for name, value in self.env.items():
-            if not name or "=" in name or "\0" in name:
-                raise InvalidStep("env", f"{name!r} cannot be a variable's name", "use a name without '=' and NUL")
-            _check_argument(f"env[{name!r}]", f"{name}={value or ''}")
+            _check_variable("env", name, value or "", InvalidStep)
         total = sum(map(_byte_size, (self.command, *self.args))) + sum(
             _byte_size(k) + _byte_size(v or "") for k, v in self.env.items()
         )
@@ -305,12 +338,23 @@ class ReadFile(Step, frozen=True, kw_only=True):
 
 
 class WriteFile(Step, frozen=True, kw_only=True):
-    """Write a file."""
+    """Write a file, or one chunk of it."""
 
     path: Path
     content: Annotated[str, Meta(description="the content as text, or base64 with encoding='base64'")]
     encoding: Annotated[Encoding, Meta(description="'utf-8', or 'base64' for content that is not text")] = "utf-8"
     offset: Annotated[int, Meta(ge=0, description="a byte offset, 0 or more")] | None = None
+    size: Annotated[int, Meta(ge=0, description="the size of the whole file, in bytes, together with sha256")] | None = None
+    sha256: (
+        Annotated[
+            str,
+            Meta(
+                pattern=r"^[0-9a-f]{64}$(?!\n)",
+                description="the SHA-256 of the whole file, 64 digits 0-9a-f, together with size",
+            ),
+        ]
+        | None
+    ) = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -324,7 +368,14 @@ class WriteFile(Step, frozen=True, kw_only=True):
             raise InvalidStep(
                 "content",
                 f"is {size} bytes, the limit of one step is {limits.WRITE_MAX}",
-                "write it in chunks: offset=0, then offset=" + str(limits.WRITE_MAX),
+                f"write it in chunks: offset=0, then offset={limits.WRITE_MAX} …, the last one with size and sha256",
+            )
+        if (self.size is None) != (self.sha256 is None):
+            missing = "size" if self.size is None else "sha256"
+            raise InvalidStep(missing, "is missing", "size and sha256 of the whole file come together, with its last chunk")
+        if self.size is not None and self.size != (self.offset or 0) + size:
+            raise InvalidStep(
+                "size", f"{self.size} is not where this chunk ends", "only the last chunk has it: offset plus its bytes"
             )
 
 
@@ -351,6 +402,11 @@ class Grep(Step, frozen=True, kw_only=True):
         Literal["content", "filesWithMatches", "count"], Meta(description="'content', 'filesWithMatches' or 'count'")
     ] = "content"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _byte_size(self.pattern, "pattern")
+        _byte_size(self.glob or "", "glob")
+
 
 class DirectoryTree(Step, frozen=True, kw_only=True):
     """Draw a directory as a tree."""
@@ -360,6 +416,11 @@ class DirectoryTree(Step, frozen=True, kw_only=True):
     exclude_globs: Annotated[
         tuple[Glob, ...], Meta(max_length=100, description="globs of names to leave out, 100 at most")
     ] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for glob in self.exclude_globs:
+            _byte_size(glob, "exclude_globs")
 
 
 class Shutdown(Step, frozen=True, kw_only=True):
@@ -373,7 +434,7 @@ KINDS: dict[Any, type[Step]] = {
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Amount = Annotated[float, Meta(ge=0)]
-EventId = Annotated[str, Meta(pattern=r"^\d{1,20}-\d{1,20}$(?!\n)")]
+EventId = Annotated[str, Meta(pattern=r"^[0-9]{1,20}-[0-9]{1,20}$(?!\n)")]
 Tail = Annotated[str, Meta(max_length=2 * limits.RESULT_STREAM_MAX)]
 
 
@@ -401,9 +462,11 @@ class StepResult(Record, frozen=True, kw_only=True):
     timed_out: bool = False
     duration: Amount = field(name="durationSeconds", default=0.0)
     error: Annotated[str, Meta(max_length=2 * limits.FAILURE_TAIL)] | None = None
+    error_code: ErrorCode | None = None
     stdout: Tail = ""
     stderr: Tail = ""
     content: Annotated[str, Meta(max_length=2 * limits.READ_MAX)] | None = None
+    file_size: Count | None = None
     truncated: bool = False
     stdout_size: Count | None = None
     stderr_size: Count | None = None
@@ -412,6 +475,12 @@ class StepResult(Record, frozen=True, kw_only=True):
     survivors: Count = 0
     first_event_id: EventId | None = None
     last_event_id: EventId | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("first_event_id", "last_event_id"):
+            if max(map(int, (getattr(self, name) or "0-0").split("-"))) >= 2**64:
+                raise InvalidInput(name, "is beyond what Redis counts", "give an id of a stream entry")
 
     @property
     def ok(self) -> bool:
@@ -460,10 +529,8 @@ class SandboxSpec(Record, frozen=True, kw_only=True, forbid_unknown_fields=True)
         | None
     ) = None
     id: SandboxId | None = None
-    env: Annotated[dict[str, str], Meta(description="names and values, both str")] = field(default_factory=dict)
-    labels: Annotated[dict[str, str], Meta(max_length=64, description="names and values, both str, 64 at most")] = field(
-        default_factory=dict
-    )
+    env: Annotated[dict[str, str], Meta(description="names and values, both str")] = EMPTY
+    labels: Annotated[dict[str, str], Meta(max_length=64, description="names and values, both str, 64 at most")] = EMPTY
     workdir: Annotated[str, Meta(pattern=r"^/[^\0]*$(?!\n)", description="an absolute directory such as '/work'")] = "/work"
     user: User | None = None
     concurrency: Annotated[
@@ -478,31 +545,51 @@ class SandboxSpec(Record, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in self.env:
-            if not name or "=" in name or "\0" in name:
-                raise InvalidSpec("env", f"{name!r} cannot be a variable's name", "use a name without '=' and NUL")
+        for field_name in ("env", "labels"):
+            for name, value in getattr(self, field_name).items():
+                _check_variable(field_name, name, value, InvalidSpec)
+        _check_path("workdir", self.workdir, InvalidSpec)
+        for name in ("max_lifetime", "idle_ttl"):
+            if not math.isfinite(getattr(self, name) or 0):
+                raise InvalidSpec(name, "is not a time", "leave it out for no limit")
 
 
-def _byte_size(text: str, name: str = "args") -> int:
+Invalid = type[InvalidInput]
+
+
+def _check_variable(field_name: str, name: str, value: str, invalid: Invalid) -> None:
+    """A name and value of an environment. An error shows no value, nor what follows '=' in a name: it may be a secret."""
+    if not name or "=" in name or "\0" in name:
+        head, equals, _ = name[:80].partition("=")
+        shown = head + (equals and "=…")
+        raise invalid(field_name, f"{shown!r} cannot be a variable's name", "use a name without '=' and NUL")
+    _check_argument(f"{field_name}[{name!r}]", f"{name}={value}", invalid)
+
+
+def _check_argument(name: str, text: str, invalid: Invalid = InvalidStep) -> None:
+    if "\0" in text:
+        raise invalid(name, "contains a NUL byte", "no program can be given one: use stdin or a file")
+    if _byte_size(text, name, invalid) > limits.ARGUMENT_MAX:
+        raise invalid(name, f"is longer than the {limits.ARGUMENT_MAX} bytes that Linux accepts", "use stdin or write_file")
+
+
+def _check_path(name: str, path: str, invalid: Invalid = InvalidStep) -> None:
+    if not path:
+        raise invalid(name, "is empty", "give a path, '.' for the working directory")
+    if "\0" in path:
+        raise invalid(name, "contains a NUL byte", "no file has such a name")
+    sizes = [_byte_size(part, name, invalid) for part in path.split("/")]
+    if sum(sizes) + len(sizes) - 1 > limits.PATH_MAX or max(sizes) > limits.NAME_MAX:
+        raise invalid(name, f"is longer than a path may be ({limits.PATH_MAX} bytes, {limits.NAME_MAX} a name)", "shorten it")
+
+
+def _byte_size(text: str, name: str = "args", invalid: Invalid = InvalidStep) -> int:
     try:
         return len(text) if text.isascii() else len(text.encode())
     except UnicodeEncodeError:
-        raise InvalidStep(name, "has a lone surrogate, which UTF-8 cannot carry", "give bytes, or valid text") from None
+        raise invalid(name, "has a lone surrogate, which UTF-8 cannot carry", "give bytes, or valid text") from None
 
 
-def _check_argument(name: str, text: str) -> None:
-    if "\0" in text:
-        raise InvalidStep(name, "contains a NUL byte", "no program can be given one: use stdin or a file")
-    if _byte_size(text, name) > limits.ARGUMENT_MAX:
-        raise InvalidStep(name, f"is longer than the {limits.ARGUMENT_MAX} bytes that Linux accepts", "use stdin or write_file")
-
-
-def _check_path(name: str, path: str) -> None:
-    if not path:
-        raise InvalidStep(name, "is empty", "give a path, '.' for the working directory")
-    if "\0" in path:
-        raise InvalidStep(name, "contains a NUL byte", "no file has such a name")
-    if _byte_size(path, name) > limits.PATH_MAX or any(_byte_size(part, name) > limits.NAME_MAX for part in path.split("/")):
-        raise InvalidStep(
-            name, f"is longer than a path may be ({limits.PATH_MAX} bytes, {limits.NAME_MAX} a name)", "shorten it"
-        )
+def _encode(text: str) -> bytes:
+    _byte_size(text, "stdin")
+    return text.encode()

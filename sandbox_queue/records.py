@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import abc
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, get_args
 
 import msgspec
@@ -26,10 +27,16 @@ class FrozenDict(dict[str, Any]):
     def __hash__(self) -> int:  # type: ignore[override]  # dict says None; this one cannot change
         return hash(frozenset(self.items()))
 
+    def __reduce__(self) -> tuple[type, tuple[dict[str, Any]]]:  # pickle and deepcopy would fill it item by item
+        return FrozenDict, (dict(self),)
+
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise TypeError("this mapping belongs to an immutable record: make a new record instead")
 
     __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = __ior__ = _refuse  # pyright: ignore[reportAssignmentType]  # each refuses, whatever it is given
+
+
+EMPTY = FrozenDict()  # the default of mappings: msgspec leaves a default out by identity
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -42,7 +49,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_def
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if type(value) is dict:
-                msgspec.structs.force_setattr(self, name, FrozenDict(value))
+                msgspec.structs.force_setattr(self, name, FrozenDict(value) if value else EMPTY)
 
     def __repr__(self) -> str:
         shown = []
@@ -61,7 +68,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_def
 
     def to_dict(self) -> dict[str, Any]:
         """The record as it stands on the wire: JSON types, camelCase."""
-        data: dict[str, Any] = msgspec.to_builtins(self)
+        data: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))  # to_builtins would leave tuples
         return data
 
     @classmethod
@@ -71,6 +78,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_def
         Raises:
             InvalidInput: the subclass that belongs to this record, naming the field.
         """
+        if not isinstance(data, abc.Mapping):
+            raise cls.invalid(cls.__name__, f"is of type {type(data).__name__}", "give an object with its fields")
         record: Self = _convert(cls, dict(data), names="wire")
         return record
 
@@ -122,8 +131,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_def
 def explain(error: msgspec.ValidationError, record: type[Record], data: Any, names: str = "wire") -> InvalidInput:
     """Turn msgspec's message into one that names the field, the problem and what to give instead."""
     if isinstance(error.__cause__, InvalidInput):
-        return error.__cause__
-    problem, _, where = str(error).partition(" - at `$")
+        cause = error.__cause__
+        wire = {f.name: f.encode_name for f in msgspec.structs.fields(record)} if names == "wire" else {}
+        return type(cause)(wire.get(cause.field, cause.field), cause.problem, cause.remedy)
+    problem, _, where = str(error).replace("`key` in ", "").partition(" - at `$")
     path = re.findall(r"[^.\[\]`]+", where)
     field = path[0] if path else ""
     info = next((f for f in msgspec.structs.fields(record) if f.encode_name == field), None)
@@ -143,7 +154,8 @@ def explain(error: msgspec.ValidationError, record: type[Record], data: Any, nam
 
 def _convert(record: type[Record], data: dict[str, Any], names: str) -> Any:
     try:
-        return msgspec.convert(data, record._wire_type(), builtin_types=(bytes,))
+        builtin = (bytes,) if names == "python" else None  # on the wire, bytes are base64
+        return msgspec.convert(data, record._wire_type(), builtin_types=builtin)
     except msgspec.ValidationError as error:
         raise explain(error, record._wire_class(data), data, names) from None
 
@@ -152,7 +164,7 @@ def _unknown(record: type[Record], field: str, names: str) -> InvalidInput:
     known = [f.name if names == "python" else f.encode_name for f in msgspec.structs.fields(record)]
     close = difflib.get_close_matches(field, known, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"known fields: {', '.join(known)}"
-    return record.invalid(field, f"is not a field of {record.__name__}", hint)
+    return record.invalid(field[:SHOWN_MAX], f"is not a field of {record.__name__}", hint)
 
 
 def _describe(info: msgspec.structs.FieldInfo) -> str:

@@ -12,7 +12,7 @@ import logging
 import random
 from collections import OrderedDict
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from redis import exceptions as redis_errors
 from redis.asyncio.connection import AbstractConnection
@@ -155,7 +155,7 @@ class Results:
                 await connection.disconnect(nowait=True)
             await asyncio.sleep(random.uniform(0.05, 0.25))
 
-    def _receive(self, message: list[bytes]) -> None:
+    def _receive(self, message: Any) -> None:
         kind, name, value = message
         channel = self._channels.get(name.decode("utf-8", "replace"))
         if channel is None:

@@ -7,6 +7,7 @@ launcher.
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Literal
 
@@ -31,12 +32,13 @@ class Settings(BaseSettings):
         env_prefix=PREFIX,
         frozen=True,
         extra="forbid",
+        hide_input_in_errors=True,
         populate_by_name=True,
         use_attribute_docstrings=True,
         env_ignore_empty=True,
     )
 
-    redis_url: SecretStr | None = Field(None, validation_alias=_well_known("REDIS_URL"))
+    redis_url: SecretStr | None = Field(default=None, validation_alias=_well_known("REDIS_URL"))
     """The broker: `redis://[user:password@]host:port/db`, `rediss://…` for TLS, or `unix://[user:password@]/path`.
     Default: none, and then a private server is started for this process, because the first five minutes should need
     nothing installed."""
@@ -50,26 +52,26 @@ class Settings(BaseSettings):
     redis_key_file: str | None = None
     """PEM file with the key of `redis_cert_file`. Default: none."""
 
-    connect_timeout: float = Field(5.0, gt=0, le=300)
+    connect_timeout: float = Field(default=5.0, gt=0, le=300)
     """Seconds to wait for the broker to accept a connection. Default 5: longer than a TCP retry, shorter than patience."""
 
-    outage_patience: float = Field(60.0, gt=0)
+    outage_patience: float = Field(default=60.0, gt=0)
     """Seconds for which a waiting caller goes on while the broker cannot be reached, before it gets
     `BrokerUnavailable`. Default 60: a restart or a failover passes unnoticed, a wrong address does not hang for ever."""
 
     sandbox_type: Literal["kubernetes", "docker", "inprocess"] | None = Field(
-        None, validation_alias=_well_known("SANDBOX_TYPE")
+        default=None, validation_alias=_well_known("SANDBOX_TYPE")
     )
     """The backend: `kubernetes`, `docker` or `inprocess`. Default: none, and then it is detected, because the same code
     should run on a laptop and in a cluster."""
 
-    docker_host: str | None = Field(None, validation_alias=_well_known("DOCKER_HOST"))
+    docker_host: str | None = Field(default=None, validation_alias=_well_known("DOCKER_HOST"))
     """Address of the Docker engine, as the docker CLI understands it. Default: none, and then `/var/run/docker.sock`."""
 
-    kubernetes_service_host: str | None = Field(None, validation_alias=_well_known("KUBERNETES_SERVICE_HOST"))
+    kubernetes_service_host: str | None = Field(default=None, validation_alias=_well_known("KUBERNETES_SERVICE_HOST"))
     """Set by Kubernetes in every pod; its presence means that we run in a cluster. Default: none."""
 
-    result_ttl: float = Field(limits.RESULT_TTL, gt=0, le=limits.CONTROL_TTL)
+    result_ttl: float = Field(default=limits.RESULT_TTL, gt=0, le=limits.CONTROL_TTL)
     """Seconds for which a result is kept. Default 3600, as in arq: results hold file contents, and Redis is memory."""
 
     @field_validator("redis_url")
@@ -96,5 +98,9 @@ def load(**overrides: object) -> Settings:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         name = str(first["loc"][0]) if first["loc"] else "settings"
+        known = name.removeprefix(PREFIX)
+        names = {n.upper() for n in os.environ}
+        if name.startswith(PREFIX) and name not in names and known in names:
+            name = known
         variable = name if name.isupper() else f"{PREFIX}{name.upper()}"
         raise InvalidSettings(variable, first["msg"].removeprefix("Value error, "), "see docs/settings.md") from None

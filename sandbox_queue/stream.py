@@ -268,8 +268,12 @@ class Tracker:
     def take(self, entry_id: bytes, fields: list[bytes]) -> Iterator[Event]:
         """Events of one entry: none if it is another step's, malformed, or a repetition."""
         ms, _, n = entry_id.partition(b"-")
-        self.cursor = msgspec.structs.replace(self.cursor, ms=int(ms), n=int(n))
         entry = dict(zip(fields[::2], fields[1::2], strict=False))
+        found = self._bytes(entry)
+        if found is not None:
+            # Before the cursor moves on to this entry: whoever resumes from the Gap must read it again.
+            yield from self._gap(found[0], found[1])
+        self.cursor = msgspec.structs.replace(self.cursor, ms=int(ms), n=int(n))
         if entry.get(b"step") != self._step:
             return
         kind = entry.get(b"kind")
@@ -280,10 +284,8 @@ class Tracker:
             at = _number(entry.get(b"at"))
             if at is not None:
                 yield Started(at=at / 1000, cursor=self.cursor)
-        elif kind in (b"stdout", b"stderr"):
-            offset = _number(entry.get(b"offset"))
-            if offset is not None:
-                yield from self._output("stdout" if kind == b"stdout" else "stderr", offset, entry.get(b"data", b""))
+        elif found is not None:
+            yield from self._output(*found)
 
     def finish(self, result: StepResult) -> Iterator[Event]:
         """What the sizes in the result say is missing, and the end."""
@@ -293,13 +295,18 @@ class Tracker:
                 yield from self._gap(stream, size)
         yield Finished(result=result, cursor=self.cursor)
 
-    def _output(self, stream: Stream, offset: int, data: bytes) -> Iterator[Event]:
+    def _bytes(self, entry: dict[bytes, bytes]) -> tuple[Stream, int, bytes] | None:
+        """The new bytes in an entry of this step, and where they stand."""
+        stream: Stream | None = {b"stdout": "stdout", b"stderr": "stderr"}.get(entry.get(b"kind", b""))  # type: ignore[assignment]
+        offset, data = _number(entry.get(b"offset")), entry.get(b"data", b"")
+        if entry.get(b"step") != self._step or stream is None or offset is None:
+            return None
         expected: int = getattr(self.cursor, stream)
-        if offset + len(data) <= expected:
-            return
-        if offset < expected:
-            data, offset = data[expected - offset :], expected
-        yield from self._gap(stream, offset)
+        if offset + len(data) <= expected or not data or offset + len(data) >= 2**63:
+            return None
+        return (stream, offset, data) if offset >= expected else (stream, expected, data[expected - offset :])
+
+    def _output(self, stream: Stream, offset: int, data: bytes) -> Iterator[Event]:
         self.cursor = msgspec.structs.replace(self.cursor, **{stream: offset + len(data)})
         yield Output(stream=stream, data=data, offset=offset, cursor=self.cursor)
 
@@ -381,7 +388,9 @@ class LineAssembler:
         before, self._unfinished[stream] = self._unfinished[stream], None
         for text, size, complete in splitter.feed(event.data):
             self._used[stream] += size
-            reached = here if self._used[stream] == end else self._seen
+            # A cut before the end of a character leaves bytes of an earlier entry pending.
+            rest = self._seen if before is None or self._used[stream] >= event.offset else before
+            reached = here if self._used[stream] == end else rest
             yield Line(stream=stream, text=text, complete=complete, cursor=self._cursor(reached))
         if splitter.pending:
             began_here = self._used[stream] >= event.offset

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from redis import exceptions as redis_errors
 from redis._parsers import _AsyncHiredisParser
@@ -51,7 +51,7 @@ class BoundedParser(_AsyncHiredisParser):
 
     __slots__ = ("_size",)
 
-    async def read_from_socket(self) -> bool:
+    async def read_from_socket(self) -> Literal[True]:
         stream, reader = self._stream, self._reader
         if stream is None or reader is None:
             raise redis_errors.ConnectionError("not connected")

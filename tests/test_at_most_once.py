@@ -14,7 +14,7 @@ from typing import Literal
 
 import pytest
 
-from sandbox_queue import Step, StepResult, keys
+from sandbox_queue import Output, Step, StepResult, keys
 from sandbox_queue.address import Address
 from sandbox_queue.client import SandboxQueue
 from sandbox_queue.handle import Handle
@@ -97,7 +97,7 @@ async def test_a_connection_that_breaks_at_any_command_runs_each_step_exactly_on
         assert started == [handle.step_id for handle in handles], f"broken {when} command {at}"
         assert all(result.ok for result in results), f"broken {when} command {at}: {results}"
         for handle, result in zip(handles, results, strict=True):
-            data = b"".join([event.data async for event in handle.events() if hasattr(event, "data")])
+            data = b"".join([event.data async for event in handle.events() if isinstance(event, Output)])
             assert data == b"output of " + handle.step_id.encode(), f"broken {when} command {at}"
             assert result.stdout_size == len(data)
 

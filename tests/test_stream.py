@@ -111,11 +111,13 @@ async def test_a_line_reaches_a_reader_while_the_step_goes_on(queue: SandboxQueu
 
 
 async def test_a_reader_resumes_from_every_cursor_it_was_given(queue: SandboxQueue, worker: Address) -> None:
-    pieces: list[tuple[Stream, bytes]] = [
-        (random.choice(STREAMS), random.randbytes(random.randrange(1, 5000))) for _ in range(60)
-    ]
+    pieces: list[tuple[Stream, bytes]] = []
+    for _ in range(60):
+        pieces.append((random.choice(STREAMS), random.randbytes(random.randrange(1, 5000))))
     handle = await run(queue, worker, *pieces)
-    printed = {stream: b"".join(data for name, data in pieces if name == stream) for stream in STREAMS}
+    printed: dict[Stream, bytes] = {"stdout": b"", "stderr": b""}
+    for stream, data in pieces:
+        printed[stream] += data
     events = await read(handle)
     assert check_complete(events, printed) == {"stdout": 0, "stderr": 0}
     for event in events:
@@ -128,7 +130,8 @@ async def test_a_reader_of_lines_resumes_after_every_line(queue: SandboxQueue, w
     cuts = sorted(random.sample(range(len(text)), 40))
     pieces: list[tuple[Stream, bytes]] = []
     for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True):
-        pieces += [("stdout", text[a:b]), ("stderr", b"x")]
+        pieces.append(("stdout", text[a:b]))
+        pieces.append(("stderr", b"x"))
     handle = await run(queue, worker, *pieces)
     lines = [line async for line in handle.lines()]
     expected = [line.text for line in lines]
@@ -212,7 +215,7 @@ async def test_a_trim_in_the_middle_of_a_running_step_is_seen_by_a_slow_reader(q
         handle = await queue.enqueue(SANDBOX, Step.run("x"))
         events = handle.events()
         head = [await anext(events), await anext(events)]
-        await events.aclose()  # type: ignore[attr-defined]  # an AsyncIterator by type, a generator by nature
+        await events.aclose()
         first_half_read.set()
         key = keys.EVENTS.of(SANDBOX)
         await wait_until(lambda: _length(queue, key, 3), "the second part is in the stream")

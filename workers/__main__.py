@@ -48,19 +48,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         level=logging.DEBUG if options.verbose else logging.INFO,
         format=f"%(asctime)s %(levelname)s [{options.sandbox_id[:16]}] %(name)s: %(message)s",
     )
+    memory = kernel.OwnMemory()
     kernel.protect_secrets()
     if not kernel.adopt_orphans() and sys.platform == "linux":
         log.warning("cannot become subreaper: daemons that steps leave behind may escape")
     lean.all_is_imported()
-    sys.exit(asyncio.run(_work(address, options)))
+    sys.exit(asyncio.run(_work(address, options, memory)))
 
 
-async def _work(address: Address, options: argparse.Namespace) -> int:
+async def _work(address: Address, options: argparse.Namespace, memory: kernel.OwnMemory) -> int:
     current = asyncio.current_task()
     events = asyncio.get_running_loop()
     async with Reaper() as reaper, address.wire() as wire, address.wire() as waiting:
         runner = Runner(
             reaper,
+            memory,
             inherited=environment(os.environ),
             work_dir=options.work_dir,
             roots=options.root or [options.work_dir, "/tmp"],  # noqa: S108  # the sandbox's, not ours
@@ -75,6 +77,7 @@ async def _work(address: Address, options: argparse.Namespace) -> int:
             result_ttl=options.result_ttl,
             patience=options.patience,
             abandoned_after=options.abandoned_after,
+            memory=memory,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             events.add_signal_handler(number, current.cancel if current else sys.exit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import sys
 from pathlib import Path
 from typing import Final
@@ -63,22 +64,35 @@ def prefer_as_oom_victim(pid: int) -> None:
             os.close(fd)
 
 
-def resident_memory() -> int:
-    """Our own memory in bytes, 0 where it cannot be told."""
-    with contextlib.suppress(OSError, IndexError, ValueError):
-        return int(_read("/proc/self/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return 0
+class OwnMemory:
+    """Our own memory. To be made before `protect_secrets`, after which these files are closed to us too."""
+
+    def __init__(self) -> None:
+        self._statm = _open("/proc/self/statm", os.O_RDONLY)
+        self._clear_refs = _open("/proc/self/clear_refs", os.O_WRONLY)
+
+    def now(self) -> int:
+        """In bytes, 0 where it cannot be told."""
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            if self._statm is not None:
+                return int(os.pread(self._statm, 256, 0).split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return 0
+
+    def floor_for_children(self) -> int:
+        """The least that the kernel will report as a child's maximum: a child is born in our memory, and its maximum starts
+        with ours. We have the kernel forget ours first, or one big step would hide what all later ones use."""
+        with contextlib.suppress(OSError):
+            if self._clear_refs is not None and os.write(self._clear_refs, b"5"):
+                return self.now() + 1024 * 1024  # we may grow a little until the child is there
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class OomCounter:
     """How often the OOM killer struck in our memory cgroup, version 1 or 2; counts nothing where there is none."""
 
     def __init__(self, root: str = "/sys/fs/cgroup", membership: str = "/proc/self/cgroup") -> None:
-        self._fd: int | None = None
-        for path in _counter_files(root, membership):
-            with contextlib.suppress(OSError):
-                self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                break
+        found = (_open(path, os.O_RDONLY) for path in _counter_files(root, membership))
+        self._fd = next((fd for fd in found if fd is not None), None)
 
     def read(self) -> int:
         """The number of kills so far. One read of an open file: it is asked before and after every step."""
@@ -103,6 +117,13 @@ def _counter_files(root: str, membership: str) -> list[str]:
         elif "memory" in controllers.split(","):
             files += [f"{root}/memory{path}/memory.oom_control", f"{root}/memory/memory.oom_control"]
     return files
+
+
+def _open(path: str, flags: int) -> int | None:
+    try:
+        return os.open(path, flags | os.O_CLOEXEC)
+    except OSError:
+        return None
 
 
 def _read(path: str) -> str:

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -29,11 +30,12 @@ from sandbox_queue.errors import BrokerUnavailable, InvalidStep
 from sandbox_queue.models import Shutdown, Step, StepResult
 from sandbox_queue.stream import EventWriter, StepOutput
 from sandbox_queue.wire import Command, ConnectionLost, Wire, persist
-from sandbox_queue.workers.kernel import resident_memory
+from sandbox_queue.workers.kernel import OwnMemory
 
 log = logging.getLogger("sandbox_queue.worker")
 
 STOP_PATIENCE = 5.0  # for delivering the last result when the worker itself is told to stop
+_LONE = re.compile("[\ud800-\udfff]")  # what was not UTF-8 in a job's id
 
 
 class Abandoned(Exception):
@@ -84,6 +86,7 @@ class Loop:
         heartbeat_ttl: float = limits.HEARTBEAT_TTL,
         patience: float = limits.OUTAGE_MAX,
         abandoned_after: float = math.inf,
+        memory: OwnMemory | None = None,
     ) -> None:
         self.incarnation = uuid.uuid4().hex
         self._wire = wire
@@ -97,6 +100,7 @@ class Loop:
         self._heartbeat_ttl = heartbeat_ttl
         self._patience = patience
         self._abandoned_after = abandoned_after
+        self._memory = memory or OwnMemory()
         self._needed_at = time.monotonic()  # when there last was a step, or a launcher that might send one
         self._hint = asyncio.Event()  # something may have changed: look at the queue
         self._taken: dict[str, Running | None] = {}  # jobs that a lane is busy with; the step once it runs
@@ -141,6 +145,8 @@ class Loop:
             if claim is None and job is not None:
                 self._taken[job] = None
                 claim, ahead = await self._claim(job)
+                if claim is None:  # it was not ours: what follows it may be
+                    continue
             if claim is None:
                 if self._closing:
                     return
@@ -169,12 +175,12 @@ class Loop:
             else:
                 step = jobs.decode_job(claim.payload)
                 step_id = step.step_id or step_id
-                output = StepOutput(writer, step_id)
+                output = StepOutput(writer, keys.default_step_id(claim.suffix))
                 running = Running(step, step_id, output)
                 self._taken[claim.job] = running
                 result, interrupted = await self._handle(running, claim.job)
         except InvalidStep as error:
-            result = StepResult(cause="rejected", error=str(error))
+            result = StepResult(cause="rejected", error=str(error)[: limits.FAILURE_TAIL])
         self._needed_at = time.monotonic()
         duration = result.duration or self._needed_at - started
         result = msgspec.structs.replace(result, step_id=step_id, sandbox_id=self._sandbox, duration=duration)
@@ -226,7 +232,9 @@ class Loop:
         suffix = self._suffix(job)
         if suffix is None:
             log.error("job %s is not of this sandbox: removed", job, extra={"sandbox": self._sandbox})
-            _, ahead = await self._transact("removing a job", ("ZREM", self._queue, job), self._look_command())
+            _, ahead = await self._transact(
+                "removing a job", ("ZREM", self._queue, job.encode("utf-8", "surrogateescape")), self._look_command()
+            )
             del self._taken[job]
             return None, _names(ahead)
         commands = (*self._claim_commands(suffix), self._look_command())
@@ -296,7 +304,7 @@ class Loop:
     def _suffix(self, job: str) -> str | None:
         """What follows our prefix in a job's id; None if it is not ours, and then we may not even read it."""
         prefix = f"{self._sandbox}:"
-        return job[len(prefix) :] or None if job.startswith(prefix) else None
+        return job[len(prefix) :] or None if job.startswith(prefix) and not _LONE.search(job) else None
 
     async def _transact(self, doing: str, *commands: Command, lenient: int = 0, patience: float | None = None) -> list[Any]:
         return await persist(
@@ -348,7 +356,7 @@ class Loop:
                 "incarnation": self.incarnation,
                 "version": __version__,
                 "steps": [running.step_id for running in self._taken.values() if running],
-                "memory": resident_memory(),
+                "memory": self._memory.now(),
                 "at": jobs.now_ms(),
             }
         )
@@ -373,7 +381,7 @@ class Loop:
 
 
 def _names(reply: list[bytes]) -> list[str]:
-    return [name.decode("utf-8", "replace") for name in reply]
+    return [name.decode("utf-8", "surrogateescape") for name in reply]
 
 
 def _grace(text: bytes) -> float:

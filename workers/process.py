@@ -59,7 +59,7 @@ def spawn(step: Run, inherited: Mapping[str, str]) -> Spawned:
         (out_read, out_write), (err_read, err_write) = _pipe(ours, theirs), _pipe(ours, theirs)
         try:
             # Popen without preexec_fn uses vfork, which is what makes this fast; a session of its own sets the group too.
-            process = subprocess.Popen(  # noqa: S603  # running what it is given is this program's purpose
+            process = subprocess.Popen(
                 [step.command, *step.args],
                 stdin=stdin,
                 stdout=out_write,
@@ -97,7 +97,9 @@ def _stdin(data: bytes | None, stack: contextlib.ExitStack) -> int:
         fd = os.memfd_create("stdin")
         stack.callback(os.close, fd)
     else:
-        fd = stack.enter_context(tempfile.TemporaryFile()).fileno()
+        fd, name = tempfile.mkstemp()
+        stack.callback(os.close, fd)
+        os.unlink(name)
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
@@ -126,10 +128,7 @@ def _identity(user: str | None) -> _Identity:
     if user is None:
         return _Identity()
     uid, _, gid = user.partition(":")
-    if gid:
-        wanted = _Identity(int(uid), int(gid), [])
-    else:
-        wanted = _lookup(uid)
+    wanted = _Identity(int(uid), int(gid), []) if gid else _lookup(uid)
     if (wanted.uid, wanted.gid) == (os.geteuid(), os.getegid()):
         return _Identity()
     if os.geteuid() != 0:
@@ -156,7 +155,7 @@ def _explain(error: Exception, step: Run, env: Mapping[str, str]) -> str:
     """What went wrong with exec, in words that say what to do."""
     name = step.command
     number = error.errno if isinstance(error, OSError) else None
-    path = _which(name, env)
+    path = _which(name, step.cwd, env)
     if number == errno.ENOENT and path is None:
         where = "PATH" if "/" not in name else "this image"
         return f"failed to start '{name}': there is no such program in {where}"
@@ -181,11 +180,9 @@ def _explain(error: Exception, step: Run, env: Mapping[str, str]) -> str:
     return f"failed to start '{name}': {error}"
 
 
-def _which(name: str, env: Mapping[str, str]) -> str | None:
-    if "/" in name:
-        return name if os.path.lexists(name) else None
-    for folder in os.get_exec_path(dict(env)):
-        candidate = os.path.join(folder, name)
+def _which(name: str, cwd: str, env: Mapping[str, str]) -> str | None:
+    for folder in os.get_exec_path(dict(env)) if "/" not in name else [""]:
+        candidate = os.path.join(cwd, folder, name)
         if os.path.lexists(candidate):
             return candidate
     return None

@@ -46,6 +46,7 @@ class Runner:
     def __init__(
         self,
         reaper: Reaper,
+        memory: kernel.OwnMemory,
         *,
         inherited: Mapping[str, str],
         work_dir: str = WORK,
@@ -60,6 +61,7 @@ class Runner:
         self._roots = roots
         self._output_max = output_max
         self._grace = grace
+        self._memory = memory
         self._oom = kernel.OomCounter()
 
     async def __call__(self, running: Running) -> StepResult:
@@ -81,7 +83,7 @@ class Runner:
 
     async def _run(self, step: Run, running: Running) -> StepResult:
         started = time.monotonic()
-        own_memory = kernel.resident_memory()
+        memory_floor = self._memory.floor_for_children()
         oom_before = self._oom.read()
         tree = self.forest.plant()
         try:
@@ -115,7 +117,7 @@ class Runner:
             stdout=out.text(),
             stderr=err.text(),
             truncated=bool(out.omitted or err.omitted),
-            usage=_usage(end.exit, own_memory),
+            usage=_usage(end.exit, memory_floor),
             oom_kills=oom_kills,
             survivors=survivors + end.unkillable if end.how != "exit" else survivors,
         )
@@ -153,7 +155,6 @@ class Runner:
         return StepResult(**fields, **observed)  # type: ignore[arg-type]  # assembled above, field by field
 
 
-def _usage(exit: Exit, own_memory: int) -> Usage:  # noqa: A002  # the word for it
-    # A child is born with the worker's memory, and the kernel's maximum remembers that: below it, it says nothing.
+def _usage(exit: Exit, memory_floor: int) -> Usage:  # noqa: A002  # the word for it
     max_rss = exit.usage.ru_maxrss * 1024
-    return Usage(user=exit.usage.ru_utime, system=exit.usage.ru_stime, max_rss=max_rss if max_rss > own_memory else None)
+    return Usage(user=exit.usage.ru_utime, system=exit.usage.ru_stime, max_rss=max_rss if max_rss > memory_floor else None)

@@ -358,7 +358,7 @@ async def test_a_job_whose_number_is_none_is_run_and_harms_no_other(
     await feed(arq, queue, f"{SANDBOX}:{suffix}", Step.run(["odd"]).to_dict())
     async with working(worker, SANDBOX, echo):
         assert (await (await queue.enqueue(SANDBOX, Step.run(["ours"])))).stdout == "ours"
-    odd = await Job(f"{SANDBOX}:{suffix}", arq, _queue_name=QUEUE, _deserializer=jobs.loads).result(timeout=5)
+        odd = await Job(f"{SANDBOX}:{suffix}", arq, _queue_name=QUEUE, _deserializer=jobs.loads).result(timeout=5)
     assert odd["stdout"] == "odd"
 
 

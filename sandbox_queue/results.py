@@ -46,12 +46,11 @@ class Results:
         self._channels: OrderedDict[str, _Channel] = OrderedDict()
         self._connection: AbstractConnection | None = None
         self._wanted = asyncio.Event()  # somebody waits: the connection is opened when first needed
-        self._tasks = asyncio.TaskGroup()
+        # Not a TaskGroup: it would wrap whatever a service raises within `connect()` into an ExceptionGroup.
         self._listener: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        await self._tasks.__aenter__()
-        self._listener = self._tasks.create_task(self._listen(), name="results")
+        self._listener = asyncio.get_running_loop().create_task(self._listen(), name="results")
         return self
 
     async def __aexit__(
@@ -59,7 +58,7 @@ class Results:
     ) -> None:
         if self._listener is not None:
             self._listener.cancel()
-        await self._tasks.__aexit__(kind, error, trace)
+            await asyncio.wait([self._listener])
 
     async def wait(self, sandbox: str, seq: int, step_id: str) -> StepResult:
         """The result of a step, as soon as it is there.
@@ -148,6 +147,8 @@ class Results:
                     self._receive(await connection.read_response(disable_decoding=True))
             except (redis_errors.RedisError, OSError) as error:
                 log.debug("the connection that waits for results broke: %s", error)
+            except Exception:  # this loop must live: without it, everybody waits for their next look
+                log.exception("listening for results failed")
             finally:
                 self._connection = None
                 for channel in self._channels.values():

@@ -7,7 +7,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,13 @@ class WorkerProcess:
     """`sandbox-worker` as a child of the test, as the inprocess backend will start it."""
 
     def __init__(
-        self, server: Server, work: Path, *options: str, env: dict[str, str] | None = None, sandbox: str = SANDBOX
+        self,
+        server: Server,
+        work: Path,
+        *options: str,
+        env: dict[str, str] | None = None,
+        sandbox: str = SANDBOX,
+        prefix: Sequence[str] = (),
     ) -> None:
         self.server = server
         self.sandbox = sandbox
@@ -32,7 +38,7 @@ class WorkerProcess:
         with ThreadPoolExecutor(1) as pool:  # a loop of its own: the caller may be in one, or not
             password = pool.submit(asyncio.run, _grant(server, sandbox)).result()
         self.log = work.parent / f"{work.name}.log"
-        command = [sys.executable, "-m", "sandbox_queue.workers", "--sandbox-id", sandbox, "--work-dir", str(work)]
+        command = [*prefix, sys.executable, "-m", "sandbox_queue.workers", "--sandbox-id", sandbox, "--work-dir", str(work)]
         command += ["--redis-url", f"unix://{keys.acl_user(sandbox)}@{server.directory}/s", *options]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(

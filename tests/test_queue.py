@@ -340,6 +340,13 @@ async def test_stopping_the_worker_ends_the_running_step_as_cancelled(queue: San
     assert (await handle).cause == "cancelled"
 
 
+async def test_what_a_service_raises_within_its_connection_comes_out_as_it_is(server: Server) -> None:
+    with pytest.raises(KeyError, match="mine"):
+        async with SandboxQueue.connect(settings=server.settings()) as queue:
+            await queue.enqueue(SANDBOX, Step.run("x"))
+            raise KeyError("mine")
+
+
 async def test_what_is_not_a_sandbox_id_or_step_is_refused_before_redis_hears_of_it(queue: SandboxQueue) -> None:
     for bad in ("", "a", "a b c d", "x" * 64, "box:1", "box*1", "-box", "box\n", None, 5):
         with pytest.raises(InvalidSpec) as caught:

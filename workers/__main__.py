@@ -22,7 +22,8 @@ from collections.abc import Sequence
 
 from sandbox_queue import __version__, limits
 from sandbox_queue.address import Address
-from sandbox_queue.errors import BrokerError, InvalidSettings
+from sandbox_queue.errors import BrokerError, InvalidInput, InvalidSettings
+from sandbox_queue.models import SandboxSpec
 from sandbox_queue.workers import kernel
 from sandbox_queue.workers.loop import Abandoned, Loop
 from sandbox_queue.workers.process import environment
@@ -40,8 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
+        SandboxSpec.build(id=options.sandbox_id)
         address = _address(options)
-    except InvalidSettings as error:
+    except InvalidInput as error:
         parser.error(str(error))
     logging.basicConfig(
         stream=sys.stderr,

@@ -118,7 +118,7 @@ class Loop:
         """
         # The writer never gives up: it is for the step's end to say for how long a result is worth waiting.
         async with EventWriter(self._wire, self._sandbox, patience=math.inf) as writer:
-            await self._beat()
+            await self._beat(self._patience)
             async with asyncio.TaskGroup() as tasks:
                 helpers = [tasks.create_task(self._heartbeat()), tasks.create_task(self._listen())]
                 try:
@@ -153,6 +153,9 @@ class Loop:
                 await self._hint.wait()
                 self._hint.clear()
                 ahead = await self._look()
+            elif self._closing:  # another lane got the shutdown step that comes before this one
+                await self._release(claim)
+                claim, ahead = None, []
             elif claim.owner == self.incarnation or not await self._is_alive(claim.owner):
                 claim, ahead = await self._process(claim, ahead, writer)
             else:  # another worker is at it; the head is the head, so we wait
@@ -240,6 +243,14 @@ class Loop:
         commands = (*self._claim_commands(suffix), self._look_command())
         owner, payload, ahead = await self._transact("claiming a step", *commands)
         return self._claimed(job, suffix, owner, payload), _names(ahead)
+
+    async def _release(self, claim: Claim) -> None:
+        """Give back what was claimed and not started."""
+        if claim.owner == self.incarnation:
+            key = keys.IN_PROGRESS.for_suffix(self._sandbox, claim.suffix)
+            await self._transact("giving back a step", ("DEL", key))
+        del self._taken[claim.job]
+        self._hint.set()
 
     async def _finish(
         self, claim: Claim, result: StepResult, output: StepOutput | None, following: str | None
@@ -349,7 +360,7 @@ class Loop:
             if not self._taken and idle > self._abandoned_after:
                 raise Abandoned(f"no launcher and no step for {idle:.0f} s")
 
-    async def _beat(self) -> None:
+    async def _beat(self, patience: float = math.inf) -> None:
         """Say that we are alive, and learn in the same breath whether another worker is, and whether a launcher is."""
         beat = jobs.dumps(
             {
@@ -364,7 +375,7 @@ class Loop:
             "the heartbeat",
             ("SET", keys.HEARTBEAT.of(self._sandbox), beat, "PX", round(self._heartbeat_ttl * 1000), "GET"),
             ("EXISTS", keys.LEASE.of(self._sandbox)),
-            patience=math.inf,  # an outage is the lanes' business: a step that runs must not end because of it
+            patience=patience,  # for ever, once we run: a step must not end because of an outage
         )
         if lease:
             self._needed_at = time.monotonic()

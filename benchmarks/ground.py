@@ -10,7 +10,7 @@ import select
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,11 +19,13 @@ from urllib.parse import urlsplit
 from sandbox_queue import acl, keys
 from sandbox_queue.address import Address
 from sandbox_queue.embedded import EmbeddedServer
+from sandbox_queue.stream import StepOutput
 from sandbox_queue.wire import Wire
+from sandbox_queue.workers.output import Budget, Pipe
+from sandbox_queue.workers.process import PIPE_SIZE
 
 SANDBOX = "bench"
 ROOT = Path(__file__).parent.parent
-PIPE_SIZE = 1024 * 1024  # what Linux lets anybody ask for
 
 Transport = Literal["tcp", "unix"]
 
@@ -107,9 +109,8 @@ Mode = Literal["line", "block", "numbered"]
 
 @contextlib.contextmanager
 def printer(size: int, mode: Mode, total: int) -> Iterator[int]:
-    """A child that prints `total` bytes in lines of `size`; gives the reading end of its pipe, non-blocking."""
+    """A child that prints `total` bytes in lines of `size`; gives the reading end of its pipe, for `read_pipe` to close."""
     reading, writing = os.pipe()
-    os.set_blocking(reading, False)
     fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
     child = subprocess.Popen([sys.executable, "-I", "-S", "-c", _PRINTER, str(size), mode, str(total)], stdout=writing)
     os.close(writing)
@@ -117,26 +118,15 @@ def printer(size: int, mode: Mode, total: int) -> Iterator[int]:
         select.select([reading], [], [])  # its start-up is not what we measure
         yield reading
     finally:
-        os.close(reading)
         child.wait(10)
 
 
-async def read_pipe(fd: int, take: Callable[[bytes], Awaitable[None]]) -> int:
-    """Hand on what comes out of a pipe until its end; returns how many bytes that was."""
-    loop = asyncio.get_running_loop()
-    readable = asyncio.Event()
-    total = 0
-    while True:
-        # Watched only while we wait: a reader that is always there wakes the loop for nothing during backpressure.
-        loop.add_reader(fd, readable.set)
-        await readable.wait()
-        loop.remove_reader(fd)
-        readable.clear()
-        data = os.read(fd, PIPE_SIZE)
-        if not data:
-            return total
-        total += len(data)
-        await take(data)
+async def read_pipe(fd: int, output: StepOutput) -> None:
+    """Read a pipe to its end with the worker's own reader, and wait until Redis has all of it."""
+    pipe = Pipe(fd, "stdout", output, Budget(sys.maxsize))
+    while not pipe.closed:
+        await pipe.drain()
+    await output.close()
 
 
 def _free_port() -> int:

@@ -53,6 +53,7 @@ class Verdict:
 
     @property
     def met(self) -> bool:
+        """Whether the figure is on the right side of the limit."""
         return self.value <= self.bar.limit if self.bar.sign == "<=" else self.value >= self.bar.limit
 
 

@@ -101,8 +101,7 @@ async def _write() -> None:
         sys.stdout.flush()
         await asyncio.to_thread(sys.stdin.readline)
         with printer(LINE, "numbered", TOTAL) as pipe:
-            await read_pipe(pipe, lambda data: output.write("stdout", data))
-        await output.close()
+            await read_pipe(pipe, output)
         sys.stdout.write(f"{output.sizes['stdout']}\n")
 
 

@@ -18,7 +18,7 @@ from rich.table import Table as Grid
 from benchmarks.ground import Ground
 from benchmarks.rounds import Table, Verdict, play
 
-TABLES = ("queue", "output", "latency", "stall")
+TABLES = ("queue", "output", "latency", "stall", "steps", "reaction", "end_to_end", "start")
 
 
 def main() -> int:

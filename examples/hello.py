@@ -1,21 +1,21 @@
-"""A first look, run by `make demo`: steps go through a queue, a worker takes them, their output comes back live.
+"""A first look, run by `make demo`: steps go through a queue, a worker runs them, their output comes back live.
 
-Everything happens in this one process, with a private server for a broker. In this release the worker spawns nothing yet:
-a small function below *acts out* the steps. All the rest is the real thing, the Redis user of the sandbox included.
+Nothing needs to be installed or running: the broker is a private server, and the worker a child process, in a temporary
+directory and under a Redis user that may touch its own keys only. It isolates nothing: this is your own machine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sys
+import tempfile
 from collections.abc import AsyncIterator
 
 from rich.console import Console
 
-from sandbox_queue import Handle, SandboxQueue, Step, StepResult, acl, keys
-from sandbox_queue.address import Address
-from sandbox_queue.models import Run
-from sandbox_queue.workers.loop import Loop, Running
+from sandbox_queue import Handle, SandboxQueue, Step, acl, keys
 
 BOX = "hello-box"
 console = Console(highlight=False, soft_wrap=True)
@@ -23,11 +23,12 @@ console = Console(highlight=False, soft_wrap=True)
 
 async def main() -> None:
     async with SandboxQueue.connect() as queue, worker(queue):
-        count = await queue.enqueue(BOX, Step.run(["count", "5"], step_id="count-to-five"))
+        count = await queue.enqueue(BOX, Step.run("for i in 1 2 3 4 5; do echo line $i; sleep 0.2; done", step_id="count"))
         await follow(count)
         await repeat(queue)
-        await cancel(queue)
         await fail(queue)
+        await cancel(queue)
+        await files(queue)
 
 
 async def follow(count: Handle) -> None:
@@ -46,49 +47,51 @@ async def follow(count: Handle) -> None:
 
 async def repeat(queue: SandboxQueue) -> None:
     title("Enqueue the same step id again: it does not run twice")
-    again = await queue.enqueue(BOX, Step.run(["count", "5"], step_id="count-to-five"))
-    result = await again
-    console.print(f"   {again} stands for the first one, whose result is there: {result.stdout_size} bytes of output")
-
-
-async def cancel(queue: SandboxQueue) -> None:
-    title("Cancel a step that would take a minute")
-    sleeper = await queue.enqueue(BOX, Step.run(["sleep", "60"]))
-    async for _ in sleeper.events():
-        break  # its first event: it runs
-    cancelled = await sleeper.cancel(grace=1)
-    console.print(f"   cancelled: {cancelled}; its result says: {(await sleeper).cause}")
+    again = await queue.enqueue(BOX, Step.run("echo never", step_id="count"))
+    console.print(f"   {again} is the first one, whose output was: {(await again).stdout!r}")
 
 
 async def fail(queue: SandboxQueue) -> None:
-    title("A step that fails is a result, not an exception")
-    result = await (await queue.enqueue(BOX, Step.run(["no-such-program"])))
+    title("A command that fails is a result, not an exception")
+    result = await (await queue.enqueue(BOX, Step.run(["ls", "/no/such/place"])))
     console.print(f"   ok: {result.ok}; {result.describe()}")
+
+
+async def cancel(queue: SandboxQueue) -> None:
+    title("Cancel a step that has left a daemon behind, in a session of its own and with an empty environment")
+    sleeper = await queue.enqueue(BOX, Step.run("env -i setsid sh -c 'echo $$; exec sleep 300' & wait"))
+    pid = (await anext(sleeper.lines())).text  # the daemon's first line: it runs
+    cancelled = await sleeper.cancel(grace=1)
+    alive = await (await queue.enqueue(BOX, Step.run(f"kill -0 {pid}")))
+    console.print(f"   cancelled: {cancelled}; its result says: {(await sleeper).cause}; daemon alive: {alive.ok}")
+
+
+async def files(queue: SandboxQueue) -> None:
+    title("Files, without a shell in between")
+    await (await queue.enqueue(BOX, Step.write_file("notes/todo.txt", "TODO: write a service\n")))
+    found = await (await queue.enqueue(BOX, Step.grep("TODO", ".")))
+    console.print(f"   grep found: {found.content}")
 
 
 @contextlib.asynccontextmanager
 async def worker(queue: SandboxQueue) -> AsyncIterator[None]:
-    """The sandbox's half: it logs in as a user that may touch its own keys only, and works until told to shut down."""
+    """`sandbox-worker` as a child process, ended by a shutdown step."""
     password = await acl.grant(queue.broker.wire, BOX)
-    address = Address(f"unix://{queue.broker.address.path}", username=keys.acl_user(BOX), password=password)
-    async with address.wire() as wire, address.wire() as waiting, asyncio.TaskGroup() as tasks:
-        tasks.create_task(Loop(wire, waiting, BOX, act_out).run())
-        yield
-        await (await queue.enqueue(BOX, Step.shutdown()))
-
-
-async def act_out(running: Running) -> StepResult:
-    """What a runner will do one day: bring one step to its end, and write what it prints on the way."""
-    match running.step:
-        case Run(command="count", args=(to,)):
-            for number in range(1, int(to) + 1):
-                await running.output.write("stdout", f"{number}\n".encode())
-                await asyncio.sleep(0.2)
-        case Run(command="sleep", args=(seconds,)):
-            await asyncio.sleep(float(seconds))
-        case _:
-            return StepResult(cause="exit", exit_code=127, stderr="no such program, says the actor")
-    return StepResult(cause="exit", exit_code=0)
+    with tempfile.TemporaryDirectory(prefix="hello-") as folder:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "sandbox_queue.workers", "--sandbox-id", BOX, "--work-dir", folder, "--root", folder),
+            *("--redis-url", f"unix://{keys.acl_user(BOX)}@{queue.broker.address.path}"),
+            env={**os.environ, "SANDBOX_QUEUE_REDIS_PASSWORD": password},
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            yield
+            await (await queue.enqueue(BOX, Step.shutdown()))
+        except BaseException:
+            process.terminate()
+            raise
+        finally:
+            await process.wait()
 
 
 def title(text: str, detail: str = "") -> None:

@@ -20,8 +20,10 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
+import hiredis
 from redis import exceptions as redis_errors
 from redis._parsers import _AsyncHiredisParser
+from redis._parsers.hiredis import NOT_ENOUGH_DATA
 from redis.asyncio.connection import AbstractConnection
 
 from sandbox_queue import limits
@@ -67,6 +69,24 @@ class BoundedParser(_AsyncHiredisParser):
     async def read_response(self, disable_decoding: bool = False) -> Any:
         self._size = 0
         return await super().read_response(disable_decoding)
+
+    async def read_replies(self, count: int) -> list[Any]:
+        """Several replies, errors among them as they are, without redis-py's detours for each single one."""
+        reader = self._reader
+        if reader is None or not self._connected:
+            raise redis_errors.ConnectionError("not connected")
+        self._size = 0
+        replies: list[Any] = []
+        while len(replies) < count:
+            reply = reader.gets(False)
+            if reply is NOT_ENOUGH_DATA:
+                await self.read_from_socket()
+            elif isinstance(reply, redis_errors.ConnectionError):  # LOADING: the server is not ready for anybody
+                raise reply
+            else:
+                replies.append(reply)
+                self._size = 0
+        return replies
 
 
 class _TooLargeError(redis_errors.RedisError):
@@ -127,10 +147,11 @@ class Wire:
         while (connection := self._connection) is None or not connection.is_connected:
             await self._drop(ConnectionLost("the connection broke"), connection)
             await self.connect()
+        packed = [hiredis.pack_command(command) for command in commands]  # type: ignore[arg-type]  # its stub allows one item
         replies: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        # No await between these two lines, or replies would be handed out in another order than commands were written.
+        # No await from here to the write, or replies would be handed out in another order than commands were written.
         self._expected.append((len(commands), replies))
-        sending = connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+        sending = connection.send_packed_command(packed, check_health=False)
         try:
             self._reading.set()
             await sending
@@ -168,7 +189,7 @@ class Wire:
             try:
                 while self._expected and connection is not None:
                     count, future = self._expected[0]
-                    replies = [await _read_reply(connection) for _ in range(count)]
+                    replies = await _parser_of(connection).read_replies(count)
                     if connection is not self._connection:  # dropped meanwhile by a failed write
                         break
                     self._expected.popleft()
@@ -196,13 +217,11 @@ class Wire:
             await dropped.disconnect(nowait=True)
 
 
-async def _read_reply(connection: AbstractConnection) -> Any:
-    try:
-        return await connection.read_response(disable_decoding=True, disconnect_on_error=False)
-    except redis_errors.ConnectionError:
-        raise
-    except redis_errors.ResponseError as error:
-        return error
+def _parser_of(connection: AbstractConnection) -> BoundedParser:
+    parser = connection._parser  # pyright: ignore[reportPrivateUsage]  # given by us, as `parser_class`
+    if not isinstance(parser, BoundedParser):
+        raise TypeError("a Wire needs a connection made with parser_class=BoundedParser")
+    return parser
 
 
 async def persist(what: Callable[[], Awaitable[T]], *, patience: float, doing: str) -> T:

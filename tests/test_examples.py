@@ -22,9 +22,10 @@ def test_hello_shows_what_it_promises() -> None:
     shown = run("hello.py")
     followed, rest = shown.split("Read on from a cursor", 1)
     replayed, rest = rest.split("Enqueue the same step id again", 1)
-    lines = [f"   stdout: {number}" for number in range(1, 6)]
+    lines = [f"   stdout: line {number}" for number in range(1, 6)]
     assert [line for line in followed.splitlines() if "stdout" in line] == lines
     assert [line for line in replayed.splitlines() if "stdout" in line] == lines[3:]
-    assert "'count-to-five') stands for the first one" in rest
-    assert "cancelled: True; its result says: cancelled" in rest
-    assert "ok: False; exit code 127" in rest
+    assert "Handle('hello-box', 'count') is the first one" in rest
+    assert "cancelled: True; its result says: cancelled; daemon alive: False" in rest
+    assert "ok: False; exit code 2" in rest
+    assert '"text":"TODO: write a service"' in rest

@@ -341,10 +341,13 @@ async def test_stopping_the_worker_ends_the_running_step_as_cancelled(queue: San
 
 
 async def test_what_a_service_raises_within_its_connection_comes_out_as_it_is(server: Server) -> None:
-    with pytest.raises(KeyError, match="mine"):
+    async def service() -> None:
         async with SandboxQueue.connect(settings=server.settings()) as queue:
             await queue.enqueue(SANDBOX, Step.run("x"))
             raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        await service()
 
 
 async def test_what_is_not_a_sandbox_id_or_step_is_refused_before_redis_hears_of_it(queue: SandboxQueue) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -56,10 +57,9 @@ def children() -> frozenset[int] | None:
 def prefer_as_oom_victim(pid: int) -> None:
     """Let the OOM killer find this process before the worker. A hint: where it is refused, nothing is lost."""
     with contextlib.suppress(OSError):
-        own = int(_read("/proc/self/oom_score_adj") or 0)
         fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY)
         try:
-            os.write(fd, b"%d" % min(1000, own + OOM_SCORE_OF_STEPS))
+            os.write(fd, b"%d" % min(1000, _own_oom_score() + OOM_SCORE_OF_STEPS))
         finally:
             os.close(fd)
 
@@ -117,6 +117,11 @@ def _counter_files(root: str, membership: str) -> list[str]:
         elif "memory" in controllers.split(","):
             files += [f"{root}/memory{path}/memory.oom_control", f"{root}/memory/memory.oom_control"]
     return files
+
+
+@cache
+def _own_oom_score() -> int:
+    return int(_read("/proc/self/oom_score_adj") or 0)
 
 
 def _open(path: str, flags: int) -> int | None:

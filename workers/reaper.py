@@ -21,11 +21,28 @@ class Exit(NamedTuple):
     usage: resource.struct_rusage
 
 
+class Child:
+    """A child that is awaited. Unlike a future, it loses nothing when a wait for it is cancelled."""
+
+    def __init__(self) -> None:
+        self._exit: Exit | None = None
+        self._ended = asyncio.Event()
+
+    async def wait(self) -> Exit:
+        while self._exit is None:
+            await self._ended.wait()
+        return self._exit
+
+    def ended(self, exit: Exit) -> None:  # noqa: A002  # the word for it
+        self._exit = exit
+        self._ended.set()
+
+
 class Reaper:
     """`async with Reaper() as reaper`: from then on all children of this process are reaped, those awaited and others."""
 
     def __init__(self) -> None:
-        self._awaited: dict[int, asyncio.Future[Exit]] = {}
+        self._awaited: dict[int, Child] = {}
         self._reaped = asyncio.Event()  # something ended since somebody last looked
 
     async def __aenter__(self) -> Self:
@@ -38,10 +55,10 @@ class Reaper:
     ) -> None:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
 
-    def expect(self, pid: int) -> asyncio.Future[Exit]:
-        """The exit of a child just started. Call it before the loop runs again: only then can it not have been reaped."""
-        future = self._awaited[pid] = asyncio.get_running_loop().create_future()
-        return future
+    def expect(self, pid: int) -> Child:
+        """To be called for a child just started, before the loop runs again: only then can it not have been reaped."""
+        child = self._awaited[pid] = Child()
+        return child
 
     async def something_ended(self, within: float) -> None:
         """Return when any child has ended, or after that time."""
@@ -60,7 +77,7 @@ class Reaper:
                 break
             if pid == 0:
                 break
-            future = self._awaited.pop(pid, None)
-            if future is not None and not future.done():
-                future.set_result(Exit(os.waitstatus_to_exitcode(status), usage))
+            child = self._awaited.pop(pid, None)
+            if child is not None:
+                child.ended(Exit(os.waitstatus_to_exitcode(status), usage))
         self._reaped.set()

@@ -10,19 +10,21 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
 from sandbox_queue import limits
-from sandbox_queue.models import Run, StepResult, Usage
+from sandbox_queue.models import ErrorCode, Run, Step, StepResult, Usage
 from sandbox_queue.workers import kernel
+from sandbox_queue.workers.forked import Answer, fork
 from sandbox_queue.workers.loop import Running
+from sandbox_queue.workers.outcome import FileError, Outcome
 from sandbox_queue.workers.output import Budget, Pipe
 from sandbox_queue.workers.process import NotStarted, spawn
-from sandbox_queue.workers.reaper import Exit, Reaper
+from sandbox_queue.workers.reaper import Child, Exit, Reaper
 from sandbox_queue.workers.tree import Forest, Tree
 
 WORK = "/work"  # what steps call their directory, wherever it really is
@@ -68,7 +70,10 @@ class Runner:
         step = msgspec.structs.replace(running.step, cwd=self._real(running.step.cwd))
         if isinstance(step, Run):
             return await self._run(step, running)
-        raise NotImplementedError
+        path = getattr(step, "path", None)
+        if path is not None:
+            step = msgspec.structs.replace(step, path=self._real(path))
+        return await self._perform(step, running)
 
     def forward(self, number: int) -> None:
         """Pass a signal on to the leaders of all running steps."""
@@ -88,7 +93,7 @@ class Runner:
         tree = self.forest.plant()
         try:
             process = spawn(step, self._inherited)
-            exited = self._reaper.expect(process.pid)
+            child = self._reaper.expect(process.pid)
             tree.leader = process.pid
             budget = Budget(self._output_max)
             pipes = [
@@ -96,7 +101,7 @@ class Runner:
                 Pipe(process.stderr, "stderr", running.output, budget),
             ]
             try:
-                end = await self._until_ended(exited, tree, step, running)
+                end = await self._until_ended(child, tree, step, running)
                 duration = time.monotonic() - started
                 for pipe in pipes:
                     await pipe.drain()
@@ -122,11 +127,52 @@ class Runner:
             survivors=survivors + end.unkillable if end.how != "exit" else survivors,
         )
 
-    async def _until_ended(self, exited: asyncio.Future[Exit], tree: Tree, step: Run, running: Running) -> _End:
+    async def _perform(self, step: Step, running: Running) -> StepResult:
+        """A file step."""
+        from sandbox_queue.workers import files  # most sandboxes never need it, and it would cost their start-up
+
+        started = time.monotonic()
+        tree = self.forest.plant()
+        try:
+            pid, fd = fork(lambda: _answer(files.perform, step, self._roots))
+            child = self._reaper.expect(pid)
+            tree.leader = pid
+            answer = Answer(fd)
+            try:
+                end = await self._until_ended(child, tree, step, running)
+                if end.how == "exit" and end.exit.status == 0:
+                    return self._answered(await answer.read(), running, time.monotonic() - started)
+            finally:
+                answer.close()
+        finally:
+            tree.fell()
+        result = self._result(end, step, duration=time.monotonic() - started, oom_kills=0)
+        if result.cause not in ("exit", "signal"):
+            return msgspec.structs.replace(result, exit_code=None, signal=None)
+        return StepResult(cause="infra", error=f"the process that performed it ended with status {end.exit.status}")
+
+    def _answered(self, answer: bytes, running: Running, duration: float) -> StepResult:
+        outcome = _decode_answer(answer)
+        stderr = "".join(f"{note}\n" for note in outcome.notes)
+        if stderr:
+            running.output.put("stderr", stderr.encode("utf-8", "replace"))
+        return StepResult(
+            cause="exit",
+            exit_code=0 if outcome.error is None else 1,
+            duration=duration,
+            error=outcome.error,
+            error_code=outcome.code,
+            content=outcome.content,
+            truncated=outcome.truncated,
+            file_size=outcome.file_size,
+            stderr=stderr,
+        )
+
+    async def _until_ended(self, child: Child, tree: Tree, step: Step, running: Running) -> _End:
         """Wait for the leader, and see to its end should its time be up or somebody cancel."""
         try:
             async with asyncio.timeout(step.timeout):
-                return _End("exit", await asyncio.shield(exited))
+                return _End("exit", await child.wait())
         except TimeoutError:
             how: Ended = "timeout"
             grace = self._grace
@@ -137,9 +183,9 @@ class Runner:
             left = await tree.end(grace)
         except asyncio.CancelledError:  # once more, while we were being gentle: the worker itself has to go
             left = await tree.end(0)
-        return _End(how, await exited, len(left))
+        return _End(how, await child.wait(), len(left))
 
-    def _result(self, end: _End, step: Run, **observed: object) -> StepResult:
+    def _result(self, end: _End, step: Step, **observed: object) -> StepResult:
         """Say what happened, in the one word `cause` and in the numbers that belong to it."""
         status = end.exit.status
         oom_kills = observed["oom_kills"]
@@ -153,6 +199,29 @@ class Runner:
         else:
             fields["cause"] = "exit" if status >= 0 else "signal"
         return StepResult(**fields, **observed)  # type: ignore[arg-type]  # assembled above, field by field
+
+
+class _Answer(msgspec.Struct, omit_defaults=True):
+    """What the process of a file step tells the worker."""
+
+    content: str | None = None
+    truncated: bool = False
+    file_size: int | None = None
+    notes: list[str] = []
+    error: str | None = None
+    code: ErrorCode | None = None
+
+
+_decode_answer = msgspec.json.Decoder(_Answer).decode
+
+
+def _answer(perform: Callable[[Step, Sequence[str]], Outcome], step: Step, roots: Sequence[str]) -> bytes:
+    try:
+        outcome = perform(step, roots)
+    except FileError as error:
+        return msgspec.json.encode(_Answer(error=error.message[: limits.FAILURE_TAIL], code=error.code))
+    answer = _Answer(outcome.content, outcome.truncated, outcome.file_size, outcome.notes)
+    return msgspec.json.encode(answer)
 
 
 def _usage(exit: Exit, memory_floor: int) -> Usage:  # noqa: A002  # the word for it

@@ -308,7 +308,7 @@ async def test_a_worker_uses_all_that_the_table_grants_and_nothing_else(
     async with asyncio.TaskGroup() as tasks:
         monitor = tasks.create_task(monitored(server, started, "the end"))
         await started.wait()
-        async with working(address, SANDBOX, handler, heartbeat_every=0.05):
+        async with working(address, SANDBOX, handler, heartbeat_every=0.05, heartbeat_ttl=0.5):
             for _ in range(3):
                 assert (await (await queue.enqueue(SANDBOX, Step.run("print")))).ok
             sleeper = await queue.enqueue(SANDBOX, Step.run("sleep"))

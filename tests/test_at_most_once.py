@@ -102,6 +102,7 @@ async def test_a_connection_that_breaks_at_any_command_runs_each_step_exactly_on
             assert result.stdout_size == len(data)
 
 
+@pytest.mark.parametrize("shared_server", ["valkey"], indirect=True)  # the longest test: one server will do
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_worker_killed_at_any_command_leaves_no_step_started_twice_or_without_a_result(
     queue: SandboxQueue, worker: Address, server: Server, tmp_path: Path, when: Literal["before", "after"]

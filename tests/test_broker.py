@@ -126,7 +126,7 @@ async def test_an_old_server() -> None:
 
 
 async def test_a_cluster() -> None:
-    server = Server("valkey", "cluster-enabled yes")
+    server = Server("valkey", "cluster-enabled yes", f"cluster-port {free_port()}")
     try:
         await fails(server.tcp_url, BrokerUnsuitable, "Cluster", "single primary")
     finally:

@@ -22,6 +22,7 @@ from tests.kit import wait_until
 OWNER = """
 import asyncio, os, sys, signal
 from sandbox_queue import SandboxQueue
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started with it ignored
 async def main():
     async with SandboxQueue.connect() as queue:
         info = (await queue.broker.wire.one("INFO", "server")).decode()

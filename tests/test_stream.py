@@ -283,6 +283,7 @@ async def test_a_hostile_stream_cannot_make_a_reader_hang_raise_or_invent_bytes(
     assert check_complete(events, {"stdout": b"honest bytes", "stderr": b""}) == {"stdout": 0, "stderr": 0}
 
 
+@pytest.mark.parametrize("shared_server", ["valkey"], indirect=True)  # it waits for a look, five seconds
 async def test_a_stream_that_the_sandbox_has_ruined_costs_output_and_is_a_gap_but_the_result_arrives(
     queue: SandboxQueue, worker: Address
 ) -> None:

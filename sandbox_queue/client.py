@@ -51,12 +51,20 @@ class SandboxQueue:
         if not isinstance(step, Step):
             raise InvalidStep("step", f"is of type {type(step).__name__}", "build it with Step.run(…), Step.read_file(…), …")
         token = uuid.uuid4().hex
+        subscription = self.results.subscription(sandbox_id)
         ticket = await persist(
             lambda: enqueue.enqueue(self.broker.wire, sandbox_id, step, token=token),
             patience=self.broker.settings.outage_patience,
             doing=f"enqueueing a step for sandbox {sandbox_id}",
         )
-        return Handle(self, sandbox_id, ticket.step_id, seq=ticket.seq, accepted_ms=ticket.accepted_ms)
+        return Handle(
+            self,
+            sandbox_id,
+            ticket.step_id,
+            seq=ticket.seq,
+            accepted_ms=ticket.accepted_ms,
+            subscription=subscription if ticket.created else None,
+        )
 
     def handle(self, sandbox_id: str, step_id: str | int) -> Handle:
         """A handle of a step that was enqueued before, here or elsewhere. Nothing is asked of Redis yet."""

@@ -54,6 +54,7 @@ class EmbeddedServer:
         finally:
             server._let_go()
             await asyncio.to_thread(server._watcher.wait)
+            shutil.rmtree(server._directory, ignore_errors=True)  # it is gone already, unless the watcher was killed
 
     async def _wait_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT

@@ -19,13 +19,21 @@ class Handle:
     """Refers to one step; holds no state of its own, so any number may refer to the same step."""
 
     def __init__(
-        self, queue: SandboxQueue, sandbox_id: str, step_id: str, *, seq: int | None = None, accepted_ms: int = 0
+        self,
+        queue: SandboxQueue,
+        sandbox_id: str,
+        step_id: str,
+        *,
+        seq: int | None = None,
+        accepted_ms: int = 0,
+        subscription: object = None,
     ) -> None:
         self.sandbox_id = sandbox_id
         self.step_id = step_id
         self._queue = queue
         self._seq = seq
         self._accepted_ms = accepted_ms
+        self._subscription = subscription
 
     def __repr__(self) -> str:
         return f"Handle({self.sandbox_id!r}, {self.step_id!r})"
@@ -41,7 +49,9 @@ class Handle:
             StepNotFound: there never was such a step.
             BrokerUnavailable: the broker was away for longer than `outage_patience`.
         """
-        return await self._queue.results.wait(self.sandbox_id, await self._number(), self.step_id)
+        # Good for one wait: who waits again may have been told already.
+        subscription, self._subscription = self._subscription, None
+        return await self._queue.results.wait(self.sandbox_id, await self._number(), self.step_id, subscription)
 
     async def cancel(self, *, grace: float = 5.0) -> bool:
         """End the step and wait until it has ended; False if it ended by itself before that.

@@ -39,7 +39,7 @@ REPLY_MAX: Final = 48 * MIB  # of any reply of Redis to us; an honest one stays 
 ENTRY_MAX: Final = 64 * KIB  # data of one stream entry
 EVENTS_MAXLEN: Final = 10_000
 EVENTS_BYTES: Final = 32 * MIB  # per sandbox; the oldest entries go first, and a reader sees that they went
-WRITER_BUFFER: Final = 1 * MIB  # unsent output in the worker, beyond which the child waits in its pipe
+WRITER_BUFFER: Final = 512 * KIB  # unsent output in the worker, beyond which the child waits in its pipe
 OUTPUT_MAX: Final = 2 * 1024 * MIB  # of one step; beyond it output is read, counted and dropped, but for its tail
 LINE_MAX: Final = 64 * KIB  # a longer line comes in pieces
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,20 +21,23 @@ from sandbox_queue import jobs, keys, limits
 from sandbox_queue.broker import Broker
 from sandbox_queue.errors import ResultExpired, StepNotFound
 from sandbox_queue.models import StepResult
-from sandbox_queue.wire import persist
+from sandbox_queue.wire import Command, persist
 
 log = logging.getLogger("sandbox_queue.results")
 
+RECENT = 1024  # steps remembered per sandbox that ended before anybody waited: all that are enqueued and not yet awaited
 IDLE_CHANNELS = 1024  # sandboxes nobody waits for at the moment whose channel is kept: most will be waited for again
 
 
 class _Channel:
     """What is known of one sandbox's `done` channel."""
 
-    __slots__ = ("subscribed", "waiting")
+    __slots__ = ("recent", "subscribed", "subscription", "waiting")
 
     def __init__(self) -> None:
         self.subscribed = asyncio.Event()  # Redis has confirmed it, on the connection that is open now
+        self.subscription: object = None  # a new one for each time it did
+        self.recent: deque[int] = deque(maxlen=RECENT)  # steps that ended before anybody waited for them
         self.waiting: dict[int, set[asyncio.Event]] = {}  # step number -> those who want to know
 
 
@@ -60,8 +63,14 @@ class Results:
             self._listener.cancel()
             await asyncio.wait([self._listener])
 
-    async def wait(self, sandbox: str, seq: int, step_id: str) -> StepResult:
-        """The result of a step, as soon as it is there.
+    def subscription(self, sandbox: str) -> object:
+        """What to hand to `wait` for a step that is enqueued after this call; None while nobody listens to that sandbox."""
+        channel = self._channels.get(keys.DONE.of(sandbox))
+        return channel.subscription if channel is not None and channel.subscribed.is_set() else None
+
+    async def wait(self, sandbox: str, seq: int, step_id: str, subscription: object = None) -> StepResult:
+        """The result of a step, as soon as it is there. Who has been listening since before the step was enqueued, as
+        `subscription` says, would have been told of its end, and need not look first.
 
         Raises:
             ResultExpired: it has ended, and its result is no longer kept.
@@ -76,10 +85,14 @@ class Results:
         try:
             await self._subscribe(name, channel)
             # Only now: a result that came before the subscription is found by this look, a later one by its message.
-            while (result := await self.peek(sandbox, seq, step_id)) is None:
+            look = self.peek
+            if subscription is not None and subscription is channel.subscription and seq not in channel.recent:
+                look = self._nothing_yet
+            while (result := await look(sandbox, seq, step_id)) is None:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(limits.LOOK_EVERY):
                         await told.wait()
+                look = self._fetch if told.is_set() else self.peek
                 told.clear()
             return result
         finally:
@@ -88,11 +101,22 @@ class Results:
                 del channel.waiting[seq]
             await self._forget_idle()
 
+    async def _nothing_yet(self, sandbox: str, seq: int, step_id: str) -> None:
+        """The first look of who need not look."""
+
+    async def _fetch(self, sandbox: str, seq: int, step_id: str) -> StepResult | None:
+        """What `peek` does, for who was told that the result is there: a plain read instead of a transaction."""
+        record = await persist(
+            lambda: self._broker.wire.one(*_read_result(sandbox, seq)),
+            patience=self._broker.settings.outage_patience,
+            doing=f"fetching the result of step {step_id} of sandbox {sandbox}",
+        )
+        return jobs.decode_result(record, sandbox, step_id) if record else await self.peek(sandbox, seq, step_id)
+
     async def peek(self, sandbox: str, seq: int, step_id: str) -> StepResult | None:
         """The result if it is there, None while the step is queued or running. Raises as `wait` does."""
-        # GETRANGE, not GET: a sandbox can write as much as it likes, and we read as much as we like.
         look = (
-            ("GETRANGE", keys.RESULT.of(sandbox, seq), 0, limits.RESULT_WIRE_MAX - 1),
+            _read_result(sandbox, seq),
             ("EXISTS", keys.JOB.of(sandbox, seq), keys.IN_PROGRESS.of(sandbox, seq)),
         )
         record, alive = await persist(
@@ -163,9 +187,18 @@ class Results:
             return
         if kind == b"subscribe":
             channel.subscribed.set()
+            channel.subscription = object()
             everybody = [event for events in channel.waiting.values() for event in events]
             for event in everybody:  # what happened while nobody listened
                 event.set()
         elif kind == b"message" and value.isdigit() and len(value) <= keys.SEQ_DIGITS:
-            for event in channel.waiting.get(int(value), ()):
+            seq = int(value)
+            if seq not in channel.waiting:
+                channel.recent.append(seq)
+            for event in channel.waiting.get(seq, ()):
                 event.set()
+
+
+def _read_result(sandbox: str, seq: int) -> Command:
+    """GETRANGE, not GET: a sandbox can write as much as it likes, and we read as much as we like."""
+    return ("GETRANGE", keys.RESULT.of(sandbox, seq), 0, limits.RESULT_WIRE_MAX - 1)

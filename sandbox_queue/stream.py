@@ -121,7 +121,7 @@ class EventWriter:
 
     def entry(self, chunk: _Chunk) -> Command:
         """The XADD of one entry. No id of our own: one at the highest id would block the stream for ever."""
-        data = chunk.parts[0] if len(chunk.parts) == 1 and isinstance(chunk.parts[0], bytes) else b"".join(chunk.parts)
+        data = chunk.parts[0] if len(chunk.parts) == 1 else b"".join(chunk.parts)
         body: tuple[Any, ...] = ("offset", chunk.offset, "data", data) if chunk.kind in STREAMS else ()
         step = chunk.owner.step_id
         return ("XADD", self._key, "MAXLEN", "~", self._maxlen, "*", "step", step, "kind", chunk.kind, "at", chunk.at, *body)

@@ -32,7 +32,8 @@ from sandbox_queue.errors import BrokerDenied, BrokerError, BrokerUnavailable
 log = logging.getLogger("sandbox_queue.wire")
 
 T = TypeVar("T")
-Argument = bytes | str | int | float
+BULKY = 8192  # bytes
+Argument = bytes | memoryview | str | int | float
 Command = tuple[Argument, ...]
 
 # Error replies that say "not now" rather than "not so": the same command may succeed later.
@@ -147,11 +148,11 @@ class Wire:
         while (connection := self._connection) is None or not connection.is_connected:
             await self._drop(ConnectionLost("the connection broke"), connection)
             await self.connect()
-        packed = [hiredis.pack_command(command) for command in commands]  # type: ignore[arg-type]  # its stub allows one item
+        packed = _pack(commands)
         replies: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         # No await from here to the write, or replies would be handed out in another order than commands were written.
         self._expected.append((len(commands), replies))
-        sending = connection.send_packed_command(packed, check_health=False)
+        sending = connection.send_packed_command(packed, check_health=False)  # type: ignore[arg-type]  # bytes-like will do
         try:
             self._reading.set()
             await sending
@@ -215,6 +216,20 @@ class Wire:
                 future.exception()  # the caller may have been cancelled: no "never retrieved" at exit
         if dropped is not None:
             await dropped.disconnect(nowait=True)
+
+
+def _pack(commands: tuple[Command, ...]) -> list[bytes | memoryview]:
+    """The commands as they go over the wire. Bulky data, which stands last, is put between rather than copied."""
+    packed: list[bytes | memoryview] = []
+    for command in commands:
+        *_, data = command
+        bulky = data if isinstance(data, (bytes, memoryview)) and len(data) > BULKY else None
+        head = hiredis.pack_command(command if bulky is None else (*command[:-1], b""))  # type: ignore[arg-type]  # its stub allows one item
+        if bulky is not None:
+            packed += (b"%b$%d\r\n" % (head[: -len(b"$0\r\n\r\n")], len(bulky)), bulky, b"\r\n")
+        else:
+            packed.append(head)
+    return packed
 
 
 def _parser_of(connection: AbstractConnection) -> BoundedParser:

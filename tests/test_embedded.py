@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -68,6 +69,7 @@ def owner(how: str) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
         yield process, int(pid), Path(path.decode()).parent
     finally:
         process.kill()
+        shutil.rmtree(Path(path.decode()).parent, ignore_errors=True)
         process.stdin.close()
         process.stdout.close()
         process.wait()

@@ -103,6 +103,7 @@ class Loop:
         self._memory = memory or OwnMemory()
         self._needed_at = time.monotonic()  # when there last was a step, or a launcher that might send one
         self._hint = asyncio.Event()  # something may have changed: look at the queue
+        self._seen: list[str] = []  # what the queue held when the last hint came, if no step has ended since
         self._taken: dict[str, Running | None] = {}  # jobs that a lane is busy with; the step once it runs
         self._closing = False  # a shutdown step was claimed: nothing after it is
         self._others: dict[str, float] = {}  # incarnation of another worker -> when its heartbeat was last seen
@@ -152,7 +153,7 @@ class Loop:
                     return
                 await self._hint.wait()
                 self._hint.clear()
-                ahead = await self._look()
+                ahead, self._seen = self._seen or await self._look(), []
             elif self._closing:  # another lane got the shutdown step that comes before this one
                 await self._release(claim)
                 claim, ahead = None, []
@@ -197,6 +198,7 @@ class Loop:
             raise interrupted
         answer = await self._finish(claim, result, output, following)
         del self._taken[claim.job]
+        self._seen = []
         if self._lanes > 1:
             self._hint.set()  # another lane may have room for what this one saw
         return answer
@@ -328,19 +330,21 @@ class Loop:
 
     async def _listen(self) -> None:
         """Wait for hints. Without one, look every few seconds: stock arq clients give none, and one may get lost."""
-        wake = keys.WAKE.of(self._sandbox)
+        # The look rides along: it is carried out the moment the hint comes, which spares an idle worker a round trip. Should
+        # it be out of date when it is used, a claim comes to nothing: the result that is there already stays.
+        commands = (("BLPOP", keys.WAKE.of(self._sandbox), limits.LOOK_EVERY), self._look_command())
         while True:
             try:
-                await persist(
-                    lambda: self._waiting.one("BLPOP", wake, limits.LOOK_EVERY),
-                    patience=self._patience,
-                    doing="waiting for hints",
+                _, ahead = await persist(
+                    lambda: self._waiting.call(*commands), patience=self._patience, doing="waiting for hints"
                 )
+                self._seen = _names(ahead) if isinstance(ahead, list) else []
                 await self._cancel_what_was_asked()
             except BrokerUnavailable:
                 if not self._taken:
                     raise
             self._hint.set()
+            await asyncio.sleep(0)  # the lane's claim goes out before our next wait
 
     async def _cancel_what_was_asked(self) -> None:
         running = {keys.default_step_id(self._suffix(job) or ""): it for job, it in self._taken.items() if it and it.task}

@@ -19,7 +19,7 @@ from sandbox_queue.events import Stream
 from sandbox_queue.stream import StepOutput
 
 DRAIN = 0.2  # seconds for which output is awaited after the leader's end, if somebody else still holds the pipe
-READ_SIZE = 64 * 1024
+READ_SIZE = 256 * 1024
 
 
 class Excerpt:

@@ -43,11 +43,12 @@ def table(ground: Ground, quick: bool) -> Table:
         metrics=[Metric("lines", "lines/s"), Metric("mb", "MB/s", 1)],
         contestants=contestants,
         bars=[
-            # Each for both kinds of printing: which of them is kinder to us differs from bar to bar.
-            Bar("8 B, each flushed: ours", "lines", ">=", 500, against=("8 B: an XADD per line",)),
+            # A program that flushes each line of 8 bytes cannot be 500 times faster than an XADD per line: the bare pipe is
+            # not. And blocks of 8 KiB pass through a bare pipe in two copies, on their way to Redis in five: there is no bar
+            # for these two, only the rows.
             Bar("8 B, blocks: ours", "lines", ">=", 500, against=("8 B: an XADD per line",)),
+            Bar("8 B, each flushed: ours", "lines", ">=", 0.5, against=("8 B, each flushed: bare pipe",)),
             Bar("1 KB, each flushed: ours", "mb", ">=", 0.5, against=("1 KB, each flushed: bare pipe",)),
-            Bar("1 KB, blocks: ours", "mb", ">=", 0.5, against=("1 KB, blocks: bare pipe",)),
         ],
         rounds=3 if quick else 7,
     )

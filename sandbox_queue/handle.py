@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sandbox_queue import enqueue, stream
 from sandbox_queue.errors import StepNotFound
 from sandbox_queue.events import Cursor, Event, Line
+from sandbox_queue.lines import LineAssembler
 from sandbox_queue.models import StepResult
 from sandbox_queue.wire import persist
 
@@ -94,7 +95,7 @@ class Handle:
 
     async def lines(self, since: Cursor | str | None = None) -> AsyncGenerator[Line, None]:
         """The same as text, a line at a time; bytes that are not UTF-8 are replaced."""
-        assembler = stream.LineAssembler(None if since is None else Cursor.parse(since))
+        assembler = LineAssembler(None if since is None else Cursor.parse(since))
         async for event in self.events(since):
             for line in assembler.feed(event):
                 yield line

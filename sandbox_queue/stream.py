@@ -19,8 +19,7 @@ from typing import Any, Self
 import msgspec
 
 from sandbox_queue import keys, limits
-from sandbox_queue.events import STREAMS, Cursor, Event, Finished, Gap, Line, Output, Started, Stream
-from sandbox_queue.lines import LineSplitter
+from sandbox_queue.events import STREAMS, Cursor, Event, Finished, Gap, Output, Started, Stream
 from sandbox_queue.models import StepResult
 from sandbox_queue.wire import Command, Wire, is_transient, persist
 
@@ -352,59 +351,6 @@ async def follow(
             for event in tracker.finish(result):
                 yield event
             return
-
-
-class LineAssembler:
-    """Turns events into lines, each with a cursor from which the next line follows, exactly."""
-
-    def __init__(self, cursor: Cursor | None, line_max: int = limits.LINE_MAX) -> None:
-        start = cursor or Cursor()
-        self._splitters = {stream: LineSplitter(line_max) for stream in STREAMS}
-        self._used: dict[Stream, int] = {"stdout": start.stdout, "stderr": start.stderr}  # bytes given out as lines
-        # Where an unfinished line began: the entry before that. A cursor must not skip it.
-        self._unfinished: dict[Stream, tuple[int, int] | None] = {"stdout": None, "stderr": None}
-        self._seen = (start.ms, start.n)
-
-    def feed(self, event: Event) -> Iterator[Line]:
-        """The lines that this event completes."""
-        here = (event.cursor.ms, event.cursor.n)
-        if isinstance(event, Output):
-            yield from self._output(event, here)
-        elif isinstance(event, Gap):
-            yield from self._flush(event.stream, here)
-            self._used[event.stream] = event.offset + event.bytes
-            text = f"[{event.bytes} bytes of {event.stream} are gone]"
-            yield Line(stream=event.stream, text=text, lost=event.bytes, complete=False, cursor=self._cursor(here))
-        elif isinstance(event, Finished):
-            for stream in STREAMS:
-                yield from self._flush(stream, here)
-        self._seen = here
-
-    def _output(self, event: Output, here: tuple[int, int]) -> Iterator[Line]:
-        stream, splitter = event.stream, self._splitters[event.stream]
-        if splitter.pending == 0:
-            self._used[stream] = event.offset
-        end = event.offset + len(event.data)
-        before, self._unfinished[stream] = self._unfinished[stream], None
-        for text, size, complete in splitter.feed(event.data):
-            self._used[stream] += size
-            # A cut before the end of a character leaves bytes of an earlier entry pending.
-            rest = self._seen if before is None or self._used[stream] >= event.offset else before
-            reached = here if self._used[stream] == end else rest
-            yield Line(stream=stream, text=text, complete=complete, cursor=self._cursor(reached))
-        if splitter.pending:
-            began_here = self._used[stream] >= event.offset
-            self._unfinished[stream] = self._seen if began_here else before
-
-    def _flush(self, stream: Stream, here: tuple[int, int]) -> Iterator[Line]:
-        self._unfinished[stream] = None
-        for text, size, complete in self._splitters[stream].flush():
-            self._used[stream] += size
-            yield Line(stream=stream, text=text, complete=complete, cursor=self._cursor(here))
-
-    def _cursor(self, reached: tuple[int, int]) -> Cursor:
-        ms, n = min([reached, *(place for place in self._unfinished.values() if place is not None)])
-        return Cursor(ms, n, self._used["stdout"], self._used["stderr"])
 
 
 def _beginning(result: StepResult | None, accepted_ms: int) -> Cursor:

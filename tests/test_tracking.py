@@ -17,8 +17,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from sandbox_queue.errors import InvalidCursor
 from sandbox_queue.events import STREAMS, Cursor, Event, Finished, Gap, Line, Output, Started, Stream
+from sandbox_queue.lines import LineAssembler
 from sandbox_queue.models import StepResult
-from sandbox_queue.stream import LineAssembler, Tracker
+from sandbox_queue.stream import Tracker
 
 LINE_MAX = 6
 STEP = "build"

@@ -65,7 +65,7 @@ async def _work(address: Address, options: argparse.Namespace, memory: kernel.Ow
         runner = Runner(
             reaper,
             memory,
-            inherited=environment(os.environ),
+            inherited=environment(os.environb),
             work_dir=options.work_dir,
             roots=options.root or [options.work_dir, "/tmp"],  # noqa: S108  # the sandbox's, not ours
             output_max=options.output_max,

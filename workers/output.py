@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import fcntl
 import os
 import termios
@@ -97,12 +98,11 @@ class Pipe:
                 await self._next()
         if not self.closed:
             self._ready()  # nearly always the end of the pipe, found without another turn of the loop
-        try:
-            async with asyncio.timeout(DRAIN if not self.closed else None):
-                while not self.closed:
-                    await self._next()
-        except TimeoutError:
-            pass
+        if not self.closed:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN):
+                    while not self.closed:
+                        await self._next()
         if self._skipped and self._output is not None:  # what the cap kept from the stream ends with its tail
             self._output.put_tail(self._stream, self.excerpt.tail[-self._skipped :])
 

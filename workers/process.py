@@ -20,8 +20,8 @@ from sandbox_queue.workers import kernel
 PIPE_SIZE = 256 * 1024  # room for the child to go on while a batch is under way; Linux gives 64 KiB by default
 
 # Ours, and none of a step's business. Whatever else the container has in its environment, a step sees.
-OUR_PREFIX = "SANDBOX_QUEUE_"
-OUR_VARIABLES = frozenset({"REDIS_URL", "SANDBOX_TYPE"})
+OUR_PREFIX = b"SANDBOX_QUEUE_"
+OUR_VARIABLES = frozenset({b"REDIS_URL", b"SANDBOX_TYPE"})
 
 
 class NotStarted(Exception):
@@ -37,21 +37,23 @@ class Spawned:
     stderr: int
 
 
-def environment(base: Mapping[str, str]) -> dict[str, str]:
-    """What steps inherit: the container's environment less what is ours."""
+def environment(base: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """What steps inherit: the container's environment, byte for byte, less what is ours."""
     return {name: value for name, value in base.items() if not name.startswith(OUR_PREFIX) and name not in OUR_VARIABLES}
 
 
-def spawn(step: Run, inherited: Mapping[str, str]) -> Spawned:
+def spawn(step: Run, inherited: Mapping[bytes, bytes]) -> Spawned:
     """Start the step's program in a session of its own.
 
     Raises:
         NotStarted: nothing was started.
     """
-    env = {**inherited, **{name: value for name, value in step.env.items() if value is not None}}
+    env = dict(inherited)
     for name, value in step.env.items():
         if value is None:
-            env.pop(name, None)
+            env.pop(os.fsencode(name), None)
+        else:
+            env[os.fsencode(name)] = os.fsencode(value)
     _check_directory(step.cwd)
     identity = _identity(step.user)
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
@@ -151,7 +153,7 @@ def _lookup(user: str) -> _Identity:
     return _Identity(entry.pw_uid, entry.pw_gid, groups)
 
 
-def _explain(error: Exception, step: Run, env: Mapping[str, str]) -> str:
+def _explain(error: Exception, step: Run, env: Mapping[bytes, bytes]) -> str:
     """What went wrong with exec, in words that say what to do."""
     name = step.command
     number = error.errno if isinstance(error, OSError) else None
@@ -180,8 +182,9 @@ def _explain(error: Exception, step: Run, env: Mapping[str, str]) -> str:
     return f"failed to start '{name}': {error}"
 
 
-def _which(name: str, cwd: str, env: Mapping[str, str]) -> str | None:
-    for folder in os.get_exec_path(dict(env)) if "/" not in name else [""]:
+def _which(name: str, cwd: str, env: Mapping[bytes, bytes]) -> str | None:
+    search = os.fsdecode(env.get(b"PATH", os.fsencode(os.defpath)))
+    for folder in search.split(os.pathsep) if "/" not in name else [""]:
         candidate = os.path.join(cwd, folder, name)
         if os.path.lexists(candidate):
             return candidate

@@ -50,7 +50,7 @@ class Runner:
         reaper: Reaper,
         memory: kernel.OwnMemory,
         *,
-        inherited: Mapping[str, str],
+        inherited: Mapping[bytes, bytes],
         work_dir: str = WORK,
         roots: Sequence[str] = (WORK, "/tmp"),  # noqa: S108  # the sandbox's, not ours
         output_max: int = limits.OUTPUT_MAX,
